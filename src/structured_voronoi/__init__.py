@@ -1,0 +1,53 @@
+"""Exact Voronoi sampling of token sequences.
+
+>>> import structured_voronoi as sv
+>>> draws = sv.sample(sv.PottsTarget(side=2), sv.SVS(scale=0.5), chains=2, draws=10, progress=False)
+>>> draws["posterior"]["tokens"].dims
+('chain', 'draw', 'position')
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from structured_voronoi.base import Rng as Rng
+    from structured_voronoi.base import SamplingError as SamplingError
+    from structured_voronoi.run.sampling import sample as sample
+    from structured_voronoi.samplers.gwg import GibbsWithGradients as GibbsWithGradients
+    from structured_voronoi.samplers.hmc import HMC as HMC
+    from structured_voronoi.samplers.langevin import Langevin as Langevin
+    from structured_voronoi.samplers.mucola import MuCoLa as MuCoLa
+    from structured_voronoi.samplers.pncg import PNCG as PNCG
+    from structured_voronoi.samplers.svs import SVS as SVS
+    from structured_voronoi.targets.categorical import CategoricalTarget as CategoricalTarget
+    from structured_voronoi.targets.potts import PottsTarget as PottsTarget
+    from structured_voronoi.targets.tabular import TabularTarget as TabularTarget
+
+# imported when first used, so that the command line answers at once
+_HOMES = {
+    "Rng": "base",
+    "SamplingError": "base",
+    "sample": "run.sampling",
+    "SVS": "samplers.svs",
+    "HMC": "samplers.hmc",
+    "Langevin": "samplers.langevin",
+    "MuCoLa": "samplers.mucola",
+    "PNCG": "samplers.pncg",
+    "GibbsWithGradients": "samplers.gwg",
+    "CategoricalTarget": "targets.categorical",
+    "TabularTarget": "targets.tabular",
+    "PottsTarget": "targets.potts",
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'structured_voronoi' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(importlib.import_module(f"structured_voronoi.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,148 @@
+"""The Voronoi cells of the allowed tokens: which cell a point lies in, and how large the cells are."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from structured_voronoi.base import SamplingError, in_blocks
+
+MEMORY = 256 * 2**20
+"""Default bound, in bytes, on what one pass over the vocabulary may hold at a time."""
+
+
+class Cells(NamedTuple):
+    """The table that defines the cells. Inside the geometry a token is its row in this table ("cell").
+
+    The table is centred on its mean, because cells do not change under translation and float32 does better
+    near the origin. ``axes`` projects steering fields into the table's space.
+    """
+
+    table: Float[Tensor, "cell k"]
+    half_norm: Float[Tensor, " cell"]
+    """½‖v‖², so that the nearest cell is the argmax of x·v - ½‖v‖²."""
+    tokens: Int[Tensor, " cell"]
+    """The vocabulary's token of each cell."""
+    cell_of: Int[Tensor, " token"]
+    """The cell of each token, -1 for tokens that are not allowed."""
+    origin: Float[Tensor, " d"]
+    axes: Float[Tensor, "d k"] | None
+    memory: int
+
+    def nearest(self, x: Float[Tensor, "chain n k"]) -> Int[Tensor, "chain n"]:
+        """m*(x): the cell of each point, in blocks that respect the memory bound."""
+        rows = x.flatten(0, 1)
+        size = chunk_size(len(self.table) * x.element_size() * 2, self.memory)
+        parts = [
+            in_blocks(lambda part: (part @ self.table.T - self.half_norm).argmax(-1), rows[i : i + size])
+            for i in range(0, len(rows), size)
+        ]
+        return torch.cat(parts).view(x.shape[:2])
+
+    def points(self, cells: Int[Tensor, "chain n"]) -> Float[Tensor, "chain n k"]:
+        """The embeddings of the cells' tokens, in the table's space."""
+        return self.table[cells]
+
+    def field(self, field: Float[Tensor, "chain n d"]) -> Float[Tensor, "chain n k"]:
+        """A steering field in the table's space."""
+        field = field.to(self.table.dtype)
+        if self.axes is None:
+            return field
+        axes = self.axes
+        projected: Tensor = in_blocks(lambda rows: rows @ axes, field.flatten(0, 1))
+        return projected.view(*field.shape[:2], -1)
+
+
+def chunk_size(bytes_each: int, memory: int) -> int:
+    """How many items of ``bytes_each`` fit into the bound: at least one, whole blocks of 8 where possible."""
+    fit = max(1, memory // bytes_each)
+    return fit if fit < 8 else fit // 8 * 8
+
+
+def cells_of(
+    embeddings: Float[Tensor, "token d"],
+    allowed: Bool[Tensor, " token"] | None = None,
+    dimensions: int | None = None,
+    memory: int = MEMORY,
+) -> Cells:
+    """The cells of a target's allowed tokens, in its first principal components if ``dimensions`` is given."""
+    embeddings = embeddings.detach()
+    if embeddings.ndim != 2 or not embeddings.is_floating_point():
+        raise SamplingError(
+            f"embeddings of shape {tuple(embeddings.shape)} and type {embeddings.dtype} cannot define cells; "
+            "give a (tokens, dimensions) tensor of real numbers"
+        )
+    tokens = _allowed_tokens(allowed, len(embeddings), embeddings.device)
+    table = embeddings[tokens]
+    if not table.isfinite().all():
+        token = int(tokens[(~table.isfinite()).any(-1).nonzero()[0, 0]])
+        raise SamplingError(
+            f"the embedding of token {token} holds a NaN or infinite value; mend it or leave the token out "
+            "with the target's `allowed` mask"
+        )
+    if len(tokens) < 2:
+        raise SamplingError(f"M = {len(tokens)}: there is nothing to sample; a target needs two or more tokens")
+    origin = table.mean(0)
+    table, axes = table - origin, None
+    if dimensions is not None:
+        axes = _principal_axes(table, dimensions)
+        table = table @ axes
+    _refuse_duplicates(table, tokens)
+    cell_of = torch.full((len(embeddings),), -1, device=tokens.device)
+    cell_of[tokens] = torch.arange(len(tokens), device=tokens.device)
+    return Cells(table.contiguous(), (table**2).sum(-1) / 2, tokens, cell_of, origin, axes, memory)
+
+
+def spacing(cells: Cells) -> float:
+    """D: the median distance between a token and its nearest neighbour, the unit of `scale`.
+
+    Above 4,096 tokens the median is over 4,096 of them, evenly spaced in the table.
+    """
+    every = max(1, len(cells.table) // 4096)
+    rows = cells.table[::every]
+    size = chunk_size(len(cells.table) * 8 * 2, cells.memory)
+    nearest = []
+    for i in range(0, len(rows), size):
+        gaps = torch.cdist(rows[i : i + size].double(), cells.table.double())
+        here = torch.arange(i, min(i + size, len(rows)), device=gaps.device)
+        gaps[here - i, here * every] = torch.inf
+        nearest.append(gaps.amin(-1))
+    return float(torch.cat(nearest).median())
+
+
+def _allowed_tokens(allowed: Tensor | None, count: int, device: torch.device) -> Tensor:
+    if allowed is None:
+        return torch.arange(count, device=device)
+    if allowed.shape != (count,) or allowed.dtype != torch.bool:
+        raise SamplingError(
+            f"`allowed` has shape {tuple(allowed.shape)} and type {allowed.dtype}; "
+            f"it must be a bool tensor of shape ({count},)"
+        )
+    return allowed.to(device).nonzero().squeeze(-1)
+
+
+def _principal_axes(table: Tensor, dimensions: int) -> Tensor:
+    if not 1 <= dimensions <= table.shape[1]:
+        raise SamplingError(f"dimensions = {dimensions}: the embeddings have {table.shape[1]}; choose from 1 to that")
+    covariance = table.double().T @ table.double()
+    axes: Tensor = torch.linalg.eigh(covariance).eigenvectors.flip(-1)[:, :dimensions]
+    signs = axes.gather(0, axes.abs().argmax(0, keepdim=True)).sign()  # an eigenvector's sign is arbitrary: fix it
+    return (axes * signs).to(table.dtype)
+
+
+def _refuse_duplicates(table: Tensor, tokens: Tensor) -> None:
+    rows = np.ascontiguousarray((table + 0.0).cpu().numpy())
+    as_bytes = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).ravel()
+    _, first, inverse, counts = np.unique(as_bytes, return_index=True, return_inverse=True, return_counts=True)
+    if (counts == 1).all():
+        return
+    group = int(np.argmax(counts > 1))
+    same = [int(tokens[i]) for i in np.flatnonzero(inverse == group)[:2]]
+    raise SamplingError(
+        f"tokens {same[0]} and {same[1]} have identical embeddings ({len(first)} of {len(rows)} are distinct), so "
+        "their cells coincide; leave all but one out with the target's `allowed` mask"
+    )

@@ -1,0 +1,186 @@
+"""When a moving point next meets a bisector: all positions and all tokens at once, exactly, in bounded memory.
+
+The bisector between the current token w and another token j is a·x = b with a = v_j - v_w and
+b = ½‖v_j‖² - ½‖v_w‖². A crossing is *outward* when the point leaves the side of w, else *inward*.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from structured_voronoi.base import in_blocks
+from structured_voronoi.geometry.cells import Cells, chunk_size
+
+FULL_TURN = 2 * math.pi
+NOWHERE = -1
+
+
+class Crossing(NamedTuple):
+    """The next crossing of every chain; ``time`` is infinite where there is none."""
+
+    time: Float[Tensor, " chain"]
+    position: Int[Tensor, " chain"]
+    cell: Int[Tensor, " chain"]
+    outward: Bool[Tensor, " chain"]
+
+    @property
+    def root(self) -> Int[Tensor, "chain 3"]:
+        """Which of all roots this one is: (position, cell, outward)."""
+        return torch.stack([self.position, self.cell, self.outward.long()], dim=-1)
+
+
+class Cursor(NamedTuple):
+    """How far a chain has come along its present arc.
+
+    Events of one arc are taken in the order of (time, index of the root). The times are always computed from the
+    arc's beginning, so they do not change on the way, and a wall once met is never met again through rounding.
+    """
+
+    time: Float[Tensor, " chain"]
+    last: Int[Tensor, " chain"]
+    """The index of the root met last, at that time."""
+    barred: Int[Tensor, "chain 3"]
+    """The root at which the arc began; it lies at time 0 and is next met a full turn later."""
+
+
+def fresh_cursor(chains: int, like: Tensor) -> Cursor:
+    """The cursor of chains that have just set out, from no wall in particular."""
+    index = torch.full((chains,), NOWHERE, device=like.device)
+    return Cursor(like.new_zeros(chains), index, index[:, None].expand(-1, 3).clone())
+
+
+def next_on_circle(
+    cells: Cells,
+    here: Int[Tensor, "chain n"],
+    offset: Float[Tensor, "chain n k"],
+    velocity: Float[Tensor, "chain n k"],
+    centre: Float[Tensor, "chain n k"],
+    limit: Float[Tensor, " chain"],
+    cursor: Cursor,
+    inward: bool,
+    confined: bool,
+) -> Crossing:
+    """The next crossing, up to angle ``limit``, of x(θ) = centre + offset cos θ + velocity sin θ.
+
+    With A = a·offset, B = a·velocity, C = b - a·centre, R = √(A²+B²), φ = atan2(B, A) the bisector is met at
+    θ = φ ∓ arccos(C/R), minus outward, plus inward; never if |C| > R. Inward crossings count only if ``inward`` is set.
+    A point ``confined`` to its cell that rounding has put just outside while it moves outward meets its wall at once.
+    """
+    best = _Earliest(here)
+    for chains, columns in _chunks(cells, here, sides=3):
+        a, b, c = _products(cells, here[chains], columns, offset[chains], velocity[chains], centre[chains])
+        c = cells.half_norm[columns] - cells.half_norm[here[chains]][..., None] - c
+        squared = a * a + b * b
+        # most bisectors are out of reach: only for the others is trigonometry needed
+        chain, position, column = _others(c * c <= squared, here[chains], columns)
+        a, b, c, radius = (part[chain, position, column] for part in (a, b, c, squared))
+        phase, half_arc = torch.atan2(b, a), torch.arccos((c / radius.sqrt()).clamp(-1, 1))
+        chain, cell = chain + chains.start, column + columns.start
+        leaving = torch.remainder(phase - half_arc, FULL_TURN)
+        if confined:
+            leaving = torch.where((a > c) & (b > 0), 0.0, leaving)
+        branches = [(leaving, 1)]
+        if inward:
+            branches.append((torch.remainder(phase + half_arc, FULL_TURN), 0))
+        for time, outward in branches:
+            best.offer(*_in_order(time, chain, position, cell, outward, limit, cursor, len(cells.table)))
+    return best.crossing(len(cells.table))
+
+
+def next_on_line(
+    cells: Cells,
+    here: Int[Tensor, "chain n"],
+    start: Float[Tensor, "chain n k"],
+    velocity: Float[Tensor, "chain n k"],
+    limit: Float[Tensor, " chain"],
+) -> Crossing:
+    """The next outward crossing, up to time ``limit``, of x(t) = start + velocity t; at once if already outside."""
+    best = _Earliest(here)
+    for chains, columns in _chunks(cells, here, sides=2):
+        a, b = _products(cells, here[chains], columns, start[chains], velocity[chains])
+        c = cells.half_norm[columns] - cells.half_norm[here[chains]][..., None]
+        time = ((c - a) / b).clamp(min=0)
+        chain, position, column = _others((b > 0) & (time <= limit[chains, None, None]), here[chains], columns)
+        index = (position * len(cells.table) + column + columns.start) * 2 + 1
+        best.offer(time[chain, position, column], chain + chains.start, index)
+    return best.crossing(len(cells.table))
+
+
+def _chunks(cells: Cells, here: Tensor, sides: int) -> Iterator[tuple[slice, slice]]:
+    """Slices of chains and of columns whose temporaries stay within the memory bound."""
+    # bytes per chain and column at the worst, when every bisector is within reach: dense and gathered temporaries
+    each = ((sides + 14) * cells.table.element_size() + 100) * here.shape[1]
+    width = min(len(cells.table), chunk_size(8 * each, cells.memory))
+    height = chunk_size(width * each, cells.memory)
+    for i in range(0, len(here), height):
+        for j in range(0, len(cells.table), width):
+            yield slice(i, min(i + height, len(here))), slice(j, min(j + width, len(cells.table)))
+
+
+def _products(cells: Cells, here: Tensor, columns: slice, *sides: Tensor) -> list[Tensor]:
+    """(v_j - v_w)·side for every position and every token j of the columns, w being the current token."""
+    rows = torch.stack(sides, dim=1)  # (chain, side, n, k), so that a chain's rows stay together
+    chains, count, n, k = rows.shape
+    table = cells.table[columns]
+    with_all: Tensor = in_blocks(lambda part: part @ table.T, rows.reshape(-1, k))
+    with_own = (rows * cells.points(here)[:, None]).sum(-1, keepdim=True)
+    return list((with_all.view(chains, count, n, -1) - with_own).unbind(1))
+
+
+def _others(mask: Tensor, here: Tensor, columns: slice) -> tuple[Tensor, Tensor, Tensor]:
+    """Where the mask holds for a token other than the current one (whose own products are rounding noise)."""
+    chain, position, column = mask.nonzero(as_tuple=True)
+    other = column + columns.start != here[chain, position]
+    return chain[other], position[other], column[other]
+
+
+def _in_order(
+    time: Tensor,
+    chain: Tensor,
+    position: Tensor,
+    cell: Tensor,
+    outward: int,
+    limit: Tensor,
+    cursor: Cursor,
+    m: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The roots that still lie ahead of the cursor, each at the next time it is met."""
+    index = (position * m + cell) * 2 + outward
+    barred = cursor.barred[chain]
+    is_barred = (barred[:, 0] == position) & (barred[:, 1] == cell) & (barred[:, 2] == outward)
+    # the arc began at this root, so its angle is 0 but for rounding; the next time it is met is a full turn later
+    time = torch.where(is_barred, FULL_TURN, time)
+    now = cursor.time[chain]
+    time = time + FULL_TURN * torch.floor(now / FULL_TURN)
+    ahead = (time > now) | ((time == now) & (index > cursor.last[chain]))
+    time = torch.where(ahead, time, time + FULL_TURN)
+    soon = time <= limit[chain]
+    return time[soon], chain[soon], index[soon]
+
+
+class _Earliest:
+    """The earliest root of each chain among all that are offered, the smallest index first among equals."""
+
+    def __init__(self, here: Tensor) -> None:
+        self.chains, self.device = len(here), here.device
+        self.time: Tensor | None = None
+        self.index = torch.full((self.chains,), torch.iinfo(torch.int64).max, device=self.device)
+
+    def offer(self, time: Tensor, chain: Tensor, index: Tensor) -> None:
+        if self.time is None:
+            self.time = time.new_full((self.chains,), torch.inf)
+        earliest = self.time.scatter_reduce(0, chain, time, "amin")
+        self.index = torch.where(earliest < self.time, torch.iinfo(torch.int64).max, self.index)
+        first = time == earliest[chain]
+        self.index = self.index.scatter_reduce(0, chain[first], index[first], "amin")
+        self.time = earliest
+
+    def crossing(self, m: int) -> Crossing:
+        assert self.time is not None, "a target has at least two tokens, so at least one chunk was offered"
+        return Crossing(self.time, self.index // 2 // m, self.index // 2 % m, self.index % 2 == 1)

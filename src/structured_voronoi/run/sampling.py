@@ -1,0 +1,153 @@
+"""`sample`: run a sampler on a target and hand back what ArviZ reads."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Iterator
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from structured_voronoi.base import Info, Rng, Sampler, SamplingError, Start, Target
+from structured_voronoi.run.progress import progress_bar
+
+if TYPE_CHECKING:
+    from xarray import DataTree
+
+LIBRARIES = ("structured-voronoi", "torch", "numpy", "xarray")
+
+
+class Recorder:
+    """The draws and statistics so far, in tensors that are filled as the chains go along."""
+
+    def __init__(self, draws: int) -> None:
+        self.total, self.count = draws, 0
+        self.columns: dict[str, Tensor] = {}
+
+    def add(self, tokens: Tensor, info: Info) -> None:
+        fields = {"tokens": tokens} | {name: part for name, part in info._asdict().items() if part is not None}
+        for name, part in fields.items():
+            if name not in self.columns:
+                self.columns[name] = torch.empty((self.total, *part.shape), dtype=part.dtype)
+            self.columns[name][self.count] = part.cpu()
+        self.count += 1
+
+    def values(self, name: str) -> Any:
+        """(chain, draw, …) as numpy."""
+        return self.columns[name][: self.count].transpose(0, 1).contiguous().numpy()
+
+
+def sample(
+    target: Target,
+    sampler: Sampler,
+    chains: int = 4,
+    draws: int = 500,
+    warmup: int = 100,
+    thin: int = 1,
+    seed: int = 0,
+    start: Start = None,
+    checkpoint: None = None,
+    progress: bool = True,
+) -> DataTree:
+    """Draw from a target.
+
+    Each chain takes ``warmup`` steps, then ``draws`` times ``thin`` steps; all chains advance as one batch. Ctrl-C
+    returns the draws so far. The result follows the ArviZ convention: ``["posterior"]["tokens"]`` has dimensions
+    (chain, draw, position), ``["sample_stats"]`` holds the energy and the counts of each draw, and the attributes
+    hold every setting, the versions, and the cost of the warm-up.
+    """
+    for name, value, least in (
+        ("chains", chains, 1),
+        ("draws", draws, 1),
+        ("warmup", warmup, 0),
+        ("thin", thin, 1),
+    ):
+        if not isinstance(value, int) or value < least:
+            raise SamplingError(f"{name} = {value!r}; it must be a whole number of at least {least}")
+    if checkpoint is not None:
+        raise SamplingError(f"checkpoint = {checkpoint!r}: checkpoints are not part of this version; leave it out")
+    rng = Rng(seed, chains, device=target.embeddings.device)
+    if hasattr(sampler, "tuned"):
+        sampler = sampler.tuned(target, seed)
+
+    recorder, warmup_cost, interrupted = Recorder(draws), 0, True
+    with contextlib.suppress(KeyboardInterrupt), progress_bar(warmup + draws, progress) as tick:
+        state = sampler.init(target, rng, start)
+        for _ in range(warmup):
+            state, info = sampler.step(target, rng, state)
+            warmup_cost += int(info.evaluations.sum())
+            tick(info)
+        for _ in range(draws):
+            state, info = sampler.step(target, rng, state)
+            for _ in range(thin - 1):
+                state, more = sampler.step(target, rng, state)
+                info = added(info, more)
+            recorder.add(state.tokens, info)
+            tick(info)
+        interrupted = False
+    if recorder.count == 0:
+        raise SamplingError("interrupted before the first draw: nothing to return; run again with a shorter warm-up")
+    settings = {"chains": chains, "draws": draws, "warmup": warmup, "thin": thin, "seed": seed}
+    return _tree(recorder, sampler, target, settings, warmup_cost, interrupted)
+
+
+def added(first: Info, second: Info) -> Info:
+    """The report of two steps: counts are added, flags or-ed, of real numbers the later is kept."""
+    return Info(*(_added(a, b) for a, b in zip(first, second, strict=True)))
+
+
+def _added(first: Any, second: Any) -> Any:
+    if second is None or second.is_floating_point():
+        return second
+    return first | second if second.dtype == torch.bool else first + second
+
+
+def _tree(
+    recorder: Recorder,
+    sampler: Sampler,
+    target: Target,
+    settings: dict[str, int],
+    warmup_cost: int,
+    interrupted: bool,
+) -> DataTree:
+    import xarray
+
+    stats = {name: (("chain", "draw"), recorder.values(name)) for name in recorder.columns if name != "tokens"}
+    chains, draws, positions = recorder.values("tokens").shape
+    coordinates = {"chain": range(chains), "draw": range(draws)}
+    posterior = xarray.Dataset(
+        {"tokens": (("chain", "draw", "position"), recorder.values("tokens"))},
+        coords={**coordinates, "position": range(positions)},
+    )
+    tree = xarray.DataTree.from_dict(
+        {"posterior": posterior, "sample_stats": xarray.Dataset(stats, coords=coordinates)}
+    )
+    tree.attrs = {
+        "sampler": type(sampler).__name__,
+        "sampler_settings": json.dumps(_settings(sampler)),
+        "target": type(target).__name__,
+        **settings,
+        "warmup_evaluations": warmup_cost,
+        "interrupted": int(interrupted),
+        **{f"version_{name}": version(name) for name in LIBRARIES},
+    }
+    return tree
+
+
+def _settings(sampler: Sampler) -> dict[str, Any]:
+    return dataclasses.asdict(sampler) if dataclasses.is_dataclass(sampler) else {"repr": repr(sampler)}
+
+
+def steps(
+    target: Target, sampler: Sampler, chains: int, seed: int, start: Start = None
+) -> Iterator[tuple[Tensor, Info]]:
+    """The endless sequence of (tokens, info) of a run: for experiments that look at chains as they go."""
+    rng = Rng(seed, chains, device=target.embeddings.device)
+    state = sampler.init(target, rng, start)
+    while True:
+        state, info = sampler.step(target, rng, state)
+        yield state.tokens, info

@@ -1,0 +1,1 @@
+"""How to sample: one file a sampler."""

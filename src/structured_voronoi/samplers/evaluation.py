@@ -1,0 +1,124 @@
+"""What samplers ask of a target: the energy and a steering field, checked, and a start that has them."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from structured_voronoi.base import Rng, SamplingError, Start, Target, did_you_mean, in_blocks
+from structured_voronoi.geometry.cells import MEMORY, Cells, cells_of
+
+Guidance = Literal["forward", "full", "none"]
+
+
+class Evaluation(NamedTuple):
+    """U(m) and the steering field of each row; infinite and zero where either was not finite."""
+
+    energy: Float[Tensor, " row"]
+    field: Float[Tensor, "row n d"]
+    finite: Bool[Tensor, " row"]
+
+
+def evaluate(target: Target, tokens: Int[Tensor, "row n"], guidance: Guidance = "full") -> Evaluation:
+    """One evaluation of the target for every row, with the field that the guidance asks for."""
+    dtype = target.embeddings.dtype
+
+    def of(block: Tensor) -> tuple[Tensor, Tensor]:
+        if guidance == "forward" and hasattr(target, "guide"):
+            log_prob, field = target.log_prob(block), target.guide(block)
+        elif guidance != "none" and hasattr(target, "log_prob_and_grad"):
+            log_prob, field = target.log_prob_and_grad(block)
+        else:
+            log_prob = target.log_prob(block)
+            field = torch.zeros((), dtype=dtype, device=block.device).expand(*block.shape, target.embeddings.shape[1])
+        return log_prob.detach().to(dtype), field.detach().to(dtype)
+
+    log_prob, field = in_blocks(of, tokens)
+    finite = log_prob.isfinite() & field.isfinite().flatten(1).all(-1)
+    return Evaluation(torch.where(finite, -log_prob, torch.inf), torch.where(finite[:, None, None], field, 0), finite)
+
+
+def steers(target: Target, guidance: Guidance) -> bool:
+    """Does an evaluation with this guidance also take a field from the target?"""
+    return (guidance == "forward" and hasattr(target, "guide")) or (
+        guidance != "none" and hasattr(target, "log_prob_and_grad")
+    )
+
+
+def cells_of_target(target: Target, dimensions: int | None = None, memory: int = MEMORY) -> Cells:
+    """The cells of a target's allowed tokens."""
+    if target.length < 1:
+        raise SamplingError(f"N = {target.length}: the target has no positions; its length must be 1 or more")
+    return cells_of(target.embeddings, getattr(target, "allowed", None), dimensions, memory)
+
+
+def begin(
+    target: Target, cells: Cells, rng: Rng, start: Start, guidance: Guidance
+) -> tuple[Int[Tensor, "chain n"], Evaluation]:
+    """The tokens the chains start from, all of finite energy, and their evaluation."""
+    shape = (len(rng), target.length)
+    if isinstance(start, Tensor):
+        tokens = _checked(start, shape, cells)
+        first = evaluate(target, tokens, guidance)
+        if not first.finite.all():
+            chain = int((~first.finite).nonzero()[0, 0])
+            raise SamplingError(
+                f"the start of chain {chain}, tokens {tokens[chain].tolist()}, has no finite energy and gradient; "
+                "start from a state with positive probability"
+            )
+        return tokens, first
+    if start not in (None, "random"):
+        raise SamplingError(
+            f"start {start!r} is not possible for this target: "
+            f"{did_you_mean(str(start), ['random', 'None', 'a tensor of tokens'])}"
+        )
+    rng = rng.fork("start")  # retries of one chain must not shift the random numbers of another
+    tokens = _random(cells, rng, shape)
+    for _ in range(100):
+        first = evaluate(target, tokens, guidance)
+        if first.finite.all():
+            return tokens, first
+        tokens = torch.where(first.finite[:, None], tokens, _random(cells, rng, shape))
+    raise SamplingError(
+        f"{int((~first.finite).sum())} of {len(rng)} chains found no state of finite energy in 100 random tries; "
+        "give a start: `start=tokens` of shape (chains, N)"
+    )
+
+
+def positive(**values: float | None) -> None:
+    """Refuse settings that are not positive finite numbers; None stands for "not set"."""
+    for name, value in values.items():
+        if value is not None and not 0 < value < float("inf"):
+            raise SamplingError(f"{name} = {value} is not a positive number; choose one, for example {name}=0.5")
+
+
+def one_of(kind: object, **values: str) -> None:
+    """Refuse settings that are not among the words of a Literal type."""
+    for name, value in values.items():
+        if value not in get_args(kind):
+            raise SamplingError(f"{name} = {value!r} is unknown; {did_you_mean(value, get_args(kind))}")
+
+
+def _random(cells: Cells, rng: Rng, shape: tuple[int, int]) -> Tensor:
+    return cells.tokens[(rng.uniform(shape[1]) * len(cells.tokens)).long()]
+
+
+def _checked(start: Tensor, shape: tuple[int, int], cells: Cells) -> Tensor:
+    if start.shape != shape or start.dtype != torch.int64:
+        raise SamplingError(
+            f"start has shape {tuple(start.shape)} and type {start.dtype}; "
+            f"it must be int64 of shape {shape}: (chains, N)"
+        )
+    start = start.to(cells.table.device)
+    known = (start >= 0) & (start < len(cells.cell_of))
+    bad = ~known | (cells.cell_of[torch.where(known, start, 0)] < 0)
+    if bad.any():
+        chain, n = bad.nonzero()[0].tolist()
+        raise SamplingError(
+            f"start holds token {int(start[chain, n])} at chain {chain}, position {n}, which is not "
+            f"allowed or outside the vocabulary of {len(cells.cell_of)}; start from allowed tokens"
+        )
+    return start

@@ -1,0 +1,73 @@
+"""p-NCG: the norm-constrained gradient proposal (Rhodes & Gutmann 2022; Du et al. 2023 for text), with Metropolis.
+
+All positions change at once, independently: q(m'|m) ∝ Π_n exp(½ g_n·(v' - v) - ‖v' - v‖_p^p / 2α).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from structured_voronoi.base import Info, Rng, Start, Target, in_blocks, inverse_cdf
+from structured_voronoi.geometry.cells import Cells
+from structured_voronoi.samplers.evaluation import Guidance, one_of, positive
+from structured_voronoi.samplers.proposals import State, in_chain_chunks, initial_state, metropolis_hastings
+
+
+@dataclass(frozen=True)
+class PNCG:
+    """Settings of p-NCG."""
+
+    step_size: float
+    """α, in the embeddings' own units"""
+    norm: float = 2.0
+    """p"""
+    guidance: Guidance = "full"
+
+    def __post_init__(self) -> None:
+        positive(step_size=self.step_size, norm=self.norm)
+        one_of(Guidance, guidance=self.guidance)
+
+    def init(self, target: Target, rng: Rng, start: Start) -> State:
+        return initial_state(target, self.guidance, rng, start)
+
+    def step(self, target: Target, rng: Rng, state: State) -> tuple[State, Info]:
+        cells, n = state.cells, state.tokens.shape[1]
+        here = cells.cell_of[state.tokens]
+        levels, accept_level = rng.uniform(n), rng.uniform()
+
+        def forward(rows: slice) -> tuple[Tensor, Tensor]:
+            log_q = self.log_proposal(cells, here[rows], state.gradient[rows])
+            choice = inverse_cdf(log_q, levels[rows])
+            return choice, _picked(log_q, choice)
+
+        def log_reverse(there: Tensor, gradient: Tensor) -> Tensor:
+            def reverse(rows: slice) -> tuple[Tensor]:
+                return (_picked(self.log_proposal(cells, there[rows], gradient[rows]), here[rows]),)
+
+            return in_chain_chunks(cells, n, reverse, len(there))[0]
+
+        proposed, log_forward = in_chain_chunks(cells, n, forward, len(here))
+        return metropolis_hastings(target, self.guidance, state, proposed, log_forward, log_reverse, accept_level)
+
+    def log_proposal(
+        self, cells: Cells, here: Int[Tensor, "chain n"], gradient: Float[Tensor, "chain n d"]
+    ) -> Float[Tensor, "chain n cell"]:
+        """log q(· | m) at every position."""
+        points = cells.points(here)
+        slope: Tensor = in_blocks(lambda rows: rows @ cells.table.T, gradient.flatten(0, 1)).view(*here.shape, -1)
+        slope = slope - (gradient * points).sum(-1, keepdim=True)
+        if self.norm == 2:
+            inner: Tensor = in_blocks(lambda rows: rows @ cells.table.T, points.flatten(0, 1)).view(*here.shape, -1)
+            distance = 2 * (cells.half_norm + cells.half_norm[here][..., None] - inner)
+        else:
+            distance = torch.cdist(points, cells.table, p=self.norm) ** self.norm
+        logits: Tensor = slope / 2 - distance / (2 * self.step_size)
+        return logits.log_softmax(-1)
+
+
+def _picked(log_q: Tensor, choice: Tensor) -> Float[Tensor, " chain"]:
+    return log_q.gather(-1, choice[..., None]).squeeze(-1).sum(-1)

@@ -1,0 +1,155 @@
+"""The paper's Voronoi measure as a density over x, for samplers that integrate it numerically.
+
+Gaussian base (the paper's definition 3.4 and eq. 9): on the cell of m the potential is U(m) + ½‖x - g_m‖², so the
+force is g_m - x. Uniform base: U(m) inside the box K, infinite outside. All cells count as equally heavy, which is
+the paper's assumption.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from structured_voronoi.base import Info, Rng, SamplingError, Start, Target, quiet_info
+from structured_voronoi.geometry.cells import Cells
+from structured_voronoi.samplers.evaluation import begin, cells_of_target, evaluate, steers
+
+Base = Literal["gaussian", "uniform"]
+
+
+class Point(NamedTuple):
+    """A point of every chain, the cell it lies in, and what the measure says there."""
+
+    x: Float[Tensor, "chain n d"]
+    cell: Int[Tensor, "chain n"]
+    energy: Float[Tensor, " chain"]
+    """U(m) of the cell."""
+    gradient: Float[Tensor, "chain n d"]
+    """g_m of the cell, the gradient of -U at its embeddings."""
+    potential: Float[Tensor, " chain"]
+    """-log of the density at x, up to a constant."""
+
+
+@dataclass(frozen=True, eq=False)
+class VoronoiMeasure:
+    """The measure of one target; it evaluates the target only where a chain enters another cell."""
+
+    target: Target
+    cells: Cells
+    base: Base
+
+    def begin(self, rng: Rng, start: Start) -> Point:
+        """Chains at the embeddings of their first tokens."""
+        tokens, first = begin(self.target, self.cells, rng, start, self.guidance)
+        cell = self.cells.cell_of[tokens]
+        x = self.cells.points(cell)
+        return Point(x, cell, first.energy, first.field, self.potential(x, first.energy, first.field))
+
+    def at(self, x: Float[Tensor, "chain n d"], before: Point, info: Info) -> tuple[Point, Info]:
+        """The measure at new points of the chains that were at ``before``."""
+        return self.within(x, self.cells.nearest(x), before, info)
+
+    def within(self, x: Tensor, cell: Tensor, before: Point, info: Info) -> tuple[Point, Info]:
+        """The same for points whose cells are known."""
+        moved = (cell != before.cell).any(-1) & self.inside(x)
+        energy, gradient, nonfinite = before.energy.clone(), before.gradient.clone(), torch.zeros_like(moved)
+        rows = moved.nonzero().squeeze(-1)
+        if len(rows):
+            result = evaluate(self.target, self.cells.tokens[cell[rows]], self.guidance)
+            energy[rows], gradient[rows], nonfinite[rows] = result.energy, result.field, ~result.finite
+        info = info._replace(
+            evaluations=info.evaluations + moved.long(),
+            gradients=info.gradients + moved.long() * steers(self.target, self.guidance),
+            events=info.events + moved.long(),
+            nonfinite=info.nonfinite + nonfinite.long(),
+        )
+        return Point(x, cell, energy, gradient, self.potential(x, energy, gradient)), info
+
+    @property
+    def guidance(self) -> Literal["full", "none"]:
+        return "none" if self.base == "uniform" else "full"
+
+    def inside(self, x: Tensor) -> Bool[Tensor, " chain"]:
+        """Within the box K; without one, everywhere finite."""
+        if self.base == "gaussian":
+            return x.isfinite().flatten(1).all(-1)
+        low, high = self.bounds
+        return ((x >= low) & (x <= high)).flatten(1).all(-1)
+
+    @property
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        """The box K in the coordinates of the cells' table; boundless for the Gaussian base."""
+        box = self.target.box if self.base == "uniform" else torch.inf  # type: ignore[attr-defined]
+        return -box - self.cells.origin, box - self.cells.origin
+
+    def potential(self, x: Tensor, energy: Tensor, gradient: Tensor) -> Float[Tensor, " chain"]:
+        if self.base == "uniform":
+            return torch.where(self.inside(x), energy, torch.inf)
+        return energy + ((x + self.cells.origin - gradient) ** 2).sum((-2, -1)) / 2
+
+    def force(self, point: Point) -> Float[Tensor, "chain n d"]:
+        """-∇U(x): g_m - x (the paper's proposition 4), or zero."""
+        if self.base == "uniform":
+            return torch.zeros_like(point.x)
+        return point.gradient - point.x - self.cells.origin
+
+
+class State(NamedTuple):
+    """The state of HMC, Langevin and the paper's SVS: a point in its cell."""
+
+    tokens: Int[Tensor, "chain n"]
+    point: Point
+    measure: VoronoiMeasure
+    steps: int
+    """Steps taken, for step sizes that decay."""
+
+
+def initial_state(target: Target, base: Base, rng: Rng, start: Start) -> State:
+    """Chains at the embeddings of their first tokens."""
+    if base == "uniform" and getattr(target, "box", None) is None:
+        raise SamplingError(
+            "the uniform base needs a bounded space and this target has no `box`; give it one or use base='gaussian'"
+        )
+    measure = VoronoiMeasure(target, cells_of_target(target), base)
+    point = measure.begin(rng, start)
+    return State(measure.cells.tokens[point.cell], point, measure, 0)
+
+
+def kinetic(r: Float[Tensor, "chain n d"]) -> Float[Tensor, " chain"]:
+    """½‖r‖²."""
+    return (r**2).sum((-2, -1)) / 2
+
+
+def leapfrog(
+    measure: VoronoiMeasure, point: Point, r: Tensor, step_size: float, info: Info
+) -> tuple[Point, Tensor, Info]:
+    """Half a kick, a drift, half a kick; the discontinuities are not noticed."""
+    r = r + step_size / 2 * measure.force(point)
+    moved, info = measure.at(point.x + step_size * r, point, info)
+    return moved, r + step_size / 2 * measure.force(moved), info
+
+
+def finish(state: State, proposal: Point, log_ratio: Tensor | None, rng: Rng, info: Info) -> tuple[State, Info]:
+    """Accept with probability min(1, exp(log_ratio)), or always (None); impossible points are never accepted."""
+    old = state.point
+    level = rng.uniform()
+    accepted = proposal.potential.isfinite()
+    if log_ratio is not None:
+        accepted = accepted & (level.log() < log_ratio)
+    point = Point(
+        *(
+            torch.where(accepted.view(-1, *[1] * (new.ndim - 1)), new, was)
+            for new, was in zip(proposal, old, strict=True)
+        )
+    )
+    info = info._replace(energy=point.energy, swaps=(point.cell != old.cell).sum(-1))
+    return State(state.measure.cells.tokens[point.cell], point, state.measure, state.steps + 1), info
+
+
+def no_news(state: State) -> Info:
+    """The counts a step starts from."""
+    return quiet_info(state.point.energy)

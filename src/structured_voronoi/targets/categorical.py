@@ -1,0 +1,58 @@
+"""One token from a categorical distribution over embedded elements: the paper's toy and hypercube."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from structured_voronoi.base import SamplingError
+from structured_voronoi.targets.tabular import TabularTarget
+
+TOY_PROBABILITIES = (0.05, 0.15, 0.3, 0.5)
+"""The paper does not print the toy's distribution; this one is ours."""
+
+
+class CategoricalTarget(TabularTarget):
+    """p over M elements with embeddings in R^d, inside the box [-box, box]^d if one is given.
+
+    >>> toy(temperature=1.0).probabilities()
+    tensor([0.0500, 0.1500, 0.3000, 0.5000], dtype=torch.float64)
+    """
+
+    def __init__(
+        self,
+        embeddings: Float[Tensor, "token d"],
+        log_prob: Float[Tensor, " token"],
+        box: float | None = None,
+    ) -> None:
+        if log_prob.ndim != 1:
+            raise SamplingError(
+                f"log_prob has shape {tuple(log_prob.shape)}; one number for each element is needed, "
+                "or sv.TabularTarget for sequences"
+            )
+        super().__init__(embeddings, log_prob)
+        if box is not None:
+            outside = (embeddings.abs() > box).any(-1).nonzero()
+            if not 0 < box < float("inf") or len(outside):
+                where = f"leaves out the embedding of token {int(outside[0, 0])}" if len(outside) else "is no size"
+                raise SamplingError(
+                    f"box = {box} {where}; the largest coordinate is {float(embeddings.abs().max()):g}, "
+                    "choose a larger box"
+                )
+        self.box = box
+
+
+def toy(temperature: float = 1.0) -> CategoricalTarget:
+    """Four square cells in the plane (the paper's example 3.3) at a temperature."""
+    corners = torch.tensor([[1.0, 1], [-1, 1], [-1, -1], [1, -1]], dtype=torch.float64)
+    return CategoricalTarget(corners, torch.tensor(TOY_PROBABILITIES, dtype=torch.float64).log() / temperature, box=2.0)
+
+
+def hypercube(dimensions: int, temperature: float = 0.5) -> CategoricalTarget:
+    """2^k cubic cells in R^k, with probabilities ∝ 1, 2, 3, … before the temperature."""
+    corners = torch.tensor(list(itertools.product([1.0, -1.0], repeat=dimensions)), dtype=torch.float64)
+    weights = torch.arange(1, len(corners) + 1, dtype=torch.float64)
+    return CategoricalTarget(corners, weights.log() / temperature, box=2.0)

@@ -1,0 +1,68 @@
+"""Any distribution over [M]^N whose table fits into memory: the truth is known, so samplers can be checked."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from structured_voronoi.base import SamplingError
+
+
+class TabularTarget:
+    """p(m) ∝ exp(table[m_1, …, m_N]); entries of -inf are impossible states.
+
+    ``gradient`` is an optional steering field of shape (M, …, M, N, d). It need not be the gradient of anything.
+    """
+
+    def __init__(
+        self,
+        embeddings: Float[Tensor, "token d"],
+        log_prob_table: Float[Tensor, ...],
+        gradient: Float[Tensor, "... n d"] | None = None,
+    ) -> None:
+        m, n = len(embeddings), log_prob_table.ndim
+        if n == 0:
+            raise SamplingError("N = 0: the table is a single number; give one axis of size M for each position")
+        if tuple(log_prob_table.shape) != (m,) * n:
+            raise SamplingError(
+                f"the table has shape {tuple(log_prob_table.shape)} but there are {m} embeddings; "
+                f"every axis must have size {m}"
+            )
+        if m < 2:
+            raise SamplingError(f"M = {m}: there is nothing to sample; a target needs two or more tokens")
+        if not embeddings.isfinite().all():
+            token = int((~embeddings.isfinite()).any(-1).nonzero()[0, 0])
+            raise SamplingError(f"the embedding of token {token} holds a NaN or infinite value; give finite numbers")
+        bad = (log_prob_table.isnan() | (log_prob_table == torch.inf)).nonzero()
+        if len(bad):
+            state = tuple(bad[0].tolist())
+            raise SamplingError(
+                f"the table holds {float(log_prob_table[state])} at {state}; entries must be numbers below +inf "
+                "(-inf for impossible states)"
+            )
+        if not log_prob_table.isfinite().any():
+            raise SamplingError("the table has no finite entry, so no state is possible; give at least one")
+        if gradient is not None and tuple(gradient.shape) != (*log_prob_table.shape, n, embeddings.shape[1]):
+            raise SamplingError(
+                f"the gradient has shape {tuple(gradient.shape)}; it must be "
+                f"{(*log_prob_table.shape, n, embeddings.shape[1])}: a (positions, dimensions) field for every state"
+            )
+        self.embeddings, self.table, self.gradient = embeddings, log_prob_table.to(embeddings), gradient
+        self.length = n
+
+    def log_prob(self, tokens: Int[Tensor, "chain n"]) -> Float[Tensor, " chain"]:
+        return self.table[tokens.unbind(-1)]
+
+    def log_prob_and_grad(self, tokens: Int[Tensor, "chain n"]) -> tuple[Tensor, Tensor]:
+        if self.gradient is None:
+            return self.log_prob(tokens), self.embeddings.new_zeros(*tokens.shape, self.embeddings.shape[1])
+        return self.log_prob(tokens), self.gradient[tokens.unbind(-1)].to(self.embeddings)
+
+    def support(self) -> Int[Tensor, "state n"]:
+        """Every possible state, in the table's order."""
+        return self.table.isfinite().nonzero()
+
+    def probabilities(self) -> Float[Tensor, " state"]:
+        """The exact probability of each state of the support, float64."""
+        return self.log_prob(self.support()).double().softmax(0)
