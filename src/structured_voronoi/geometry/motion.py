@@ -21,6 +21,7 @@ from structured_voronoi.geometry.crossings import (
     next_on_circle,
     next_on_line,
 )
+from structured_voronoi.geometry.memo import Memo, Proposal, empty_memo
 
 
 class Particle(NamedTuple):
@@ -102,22 +103,15 @@ class Straight(NamedTuple):
         return x.new_zeros(len(x))
 
 
-class Proposal(NamedTuple):
-    """What the target says about a new state; ``finite`` is unset where it is impossible or broken."""
-
-    potential: Float[Tensor, " chain"]
-    centre: Float[Tensor, "chain n k"]
-    finite: Bool[Tensor, " chain"]
-
-
-Evaluate = Callable[[Int[Tensor, " row"], Int[Tensor, "row n"]], Proposal]
-"""(chains, their proposed cells) -> Proposal. Called once per round of events, for all chains together."""
+Evaluate = Callable[[Int[Tensor, "row n"]], Proposal]
+"""The proposed cells of some chains -> Proposal. Called once per round of events, for all chains together."""
 
 
 class Tally(NamedTuple):
     """What happened on the way, per chain."""
 
     events: Int[Tensor, " chain"]
+    evaluations: Int[Tensor, " chain"]
     swaps: Int[Tensor, " chain"]
     reflections: Int[Tensor, " chain"]
     nonfinite: Int[Tensor, " chain"]
@@ -132,8 +126,11 @@ def travel(
     walls: Walls,
     evaluate: Evaluate | None,
     max_events: int = 1000,
-) -> tuple[Particle, Tally]:
+    memo: Memo | None = None,
+) -> tuple[Particle, Tally, Memo]:
     """Move every chain for its duration. Without ``evaluate`` every wall reflects and no energy is needed.
+
+    ``memo`` is what the chains remember from earlier trajectories.
 
     A chain with more than ``max_events`` events is put back to where it started: the count is the same backwards,
     so this is exact, while stopping midway would not be.
@@ -142,7 +139,8 @@ def travel(
     p = Particle(*(part.clone() for part in start))
     left = duration.clone()
     cursor = fresh_cursor(chains, p.x)
-    events, swaps, reflections, nonfinite, met = (torch.zeros_like(p.cell[:, 0]) for _ in range(5))
+    memo = empty_memo(1, p.centre) if memo is None else Memo(*(part.clone() for part in memo))
+    events, evaluations, swaps, reflections, nonfinite, met = (torch.zeros_like(p.cell[:, 0]) for _ in range(6))
     active = torch.arange(chains, device=p.x.device)
     while len(active):
         now, ahead = _rows(p, active), left[active]
@@ -167,15 +165,35 @@ def travel(
             active_rest = active
 
         if len(active_rest):
-            passed, lost = _cross(cells, p, left, cursor, active_rest, hit, now, flow, walls, evaluate)
+            new, asked = _look(active_rest, hit, now, evaluate, memo)
+            swapped = _cross(cells, p, left, cursor, active_rest, hit, now, flow, walls, new)
+            _remember_left(memo, active_rest[swapped], now, swapped)
             events[active_rest] += 1
-            swaps[active_rest] += passed.long()
-            nonfinite[active_rest] += lost.long()
+            evaluations[active_rest] += asked.long()
+            swaps[active_rest] += swapped.long()
+            nonfinite[active_rest] += (asked & ~new.finite).long()
             if walls.reflect:
-                reflections[active_rest] += (~passed).long()
+                reflections[active_rest] += (~swapped).long()
     abandoned = met > max_events
     back = Particle(*(_where(abandoned, old, new) for old, new in zip(start, p, strict=True)))
-    return back, Tally(events, swaps, reflections, nonfinite, abandoned)
+    return back, Tally(events, evaluations, swaps, reflections, nonfinite, abandoned), memo
+
+
+def _look(rows: Tensor, hit: Crossing, now: Particle, evaluate: Evaluate | None, memo: Memo) -> tuple[Proposal, Tensor]:
+    """What lies beyond the bisectors the rows have met, and for which rows the target had to be asked."""
+    if evaluate is None:
+        impossible = torch.zeros_like(rows, dtype=torch.bool)
+        return Proposal(now.potential, now.centre, impossible), impossible
+    proposed = now.cell.clone()
+    proposed[torch.arange(len(rows), device=rows.device), hit.position] = hit.cell
+    new, known = memo.recall(rows, proposed)
+    asked = ~known
+    if asked.any():
+        answer = evaluate(proposed[asked])
+        memo.store(rows[asked], proposed[asked], answer)
+        for part, value in zip(new, answer, strict=True):
+            part[asked] = value
+    return new, asked
 
 
 def _cross(
@@ -188,9 +206,9 @@ def _cross(
     now: Particle,
     flow: Rotation | Straight,
     walls: Walls,
-    evaluate: Evaluate | None,
-) -> tuple[Tensor, Tensor]:
-    """Swap, reflect or pass at the bisectors the rows have met; returns which swapped and which were not finite."""
+    new: Proposal,
+) -> Tensor:
+    """Swap, reflect or pass at the bisectors the rows have met; returns which rows swapped."""
     each = torch.arange(len(rows), device=rows.device)
     old = now.cell[each, hit.position]
     normal = cells.table[hit.cell] - cells.table[old]
@@ -198,38 +216,33 @@ def _cross(
     momentum = now.r[each, hit.position]
     # the branch of the root, not the rounded product, says which way a grazing wall is crossed
     speed = torch.copysign((momentum * normal).sum(-1), hit.outward.to(momentum.dtype) - 0.5)
+    jump = new.potential - now.potential + flow.potential(now.x, new.centre) - flow.potential(now.x, now.centre)
+    jump = torch.where(new.finite, jump, torch.inf)
+    swapped = speed**2 > 2 * jump
+    after = torch.where(swapped, refracted(speed, jump), -speed if walls.reflect else speed)
 
-    proposed = now.cell.clone()
-    proposed[each, hit.position] = hit.cell
-    if evaluate is None:
-        swapped = lost = torch.zeros_like(rows, dtype=torch.bool)
-        speed_after = -speed
-    else:
-        new = evaluate(rows, proposed)
-        jump = new.potential - now.potential + flow.potential(now.x, new.centre) - flow.potential(now.x, now.centre)
-        jump = torch.where(new.finite, jump, torch.inf)
-        swapped, lost = speed**2 > 2 * jump, ~new.finite
-        blocked = -speed if walls.reflect else speed
-        speed_after = torch.where(swapped, refracted(speed, jump), blocked)
-
-    if walls.reflect:
-        turned = torch.ones_like(swapped)
-    else:  # an open gate that is passed leaves the arc as it is: only the cursor moves on
-        turned = swapped
-        passed = rows[~swapped]
-        cursor.time[passed] = hit.time[~swapped]
-        cursor.last[passed] = _index(cells, hit)[~swapped]
+    turned = swapped | walls.reflect
+    # an open gate that is passed leaves the arc as it is: only the cursor moves on
+    cursor.time[rows[~turned]] = hit.time[~turned]
+    cursor.last[rows[~turned]] = _index(cells, hit)[~turned]
     r = now.r.clone()
-    r[each, hit.position] = momentum + (speed_after - speed)[:, None] * normal
+    r[each, hit.position] = momentum + (after - speed)[:, None] * normal
     _restart(p, left, cursor, rows[turned], now.x[turned], r[turned], hit.time[turned])
+
     changed = rows[swapped]
-    if evaluate is not None and len(changed):
-        p.cell[changed], p.potential[changed] = proposed[swapped], new.potential[swapped]
-        p.centre[changed] = new.centre[swapped]
-        # seen from the new token the same wall belongs to the old one, and is crossed the other way
-        behind = torch.stack([hit.position, old, (~hit.outward).long()], dim=-1)
-        cursor.barred[changed] = behind[swapped]
-    return swapped, lost
+    p.cell[changed, hit.position[swapped]] = hit.cell[swapped]
+    p.potential[changed], p.centre[changed] = new.potential[swapped], new.centre[swapped]
+    # seen from the new token the same wall belongs to the old one, and is crossed the other way
+    cursor.barred[changed] = torch.stack([hit.position, old, (~hit.outward).long()], dim=-1)[swapped]
+    return swapped
+
+
+def _remember_left(memo: Memo, rows: Tensor, now: Particle, swapped: Tensor) -> None:
+    """States that are left are remembered too, unless they were evaluated a moment ago."""
+    cell, potential, centre = now.cell[swapped], now.potential[swapped], now.centre[swapped]
+    _, known = memo.recall(rows, cell)
+    finite = torch.ones_like(known)
+    memo.store(rows[~known], cell[~known], Proposal(potential[~known], centre[~known], finite[~known]))
 
 
 def refracted(speed: Tensor, jump: Tensor) -> Tensor:

@@ -19,12 +19,12 @@ from torch import Tensor
 from structured_voronoi.base import Info, Rng, SamplingError, Start, Target
 from structured_voronoi.geometry.cells import MEMORY, Cells, spacing
 from structured_voronoi.geometry.masses import GivenMasses, LogMass, Masses, estimated_masses
+from structured_voronoi.geometry.memo import Memo, Proposal, empty_memo
 from structured_voronoi.geometry.motion import (
     CLOSED,
     OPEN,
     Evaluate,
     Particle,
-    Proposal,
     Rotation,
     Straight,
     travel,
@@ -62,6 +62,7 @@ class State(NamedTuple):
     """The point; open walls draw it anew before every trajectory."""
     log_mass: Float[Tensor, " chain"]
     unreliable: Bool[Tensor, " chain"]
+    memo: Memo
     space: Space
 
 
@@ -93,12 +94,14 @@ class SVS:
     dimensions: int | None = None
     """Take the cells in so many principal components of the embeddings."""
     max_events: int = 1000
+    remember: int = 8
+    """How many evaluated states a chain remembers, so as not to evaluate them again."""
     memory: int = MEMORY
     """Bytes that one pass over the vocabulary may hold."""
 
     def __post_init__(self) -> None:
         positive(turn=self.turn, length=self.length, mass_draws=self.mass_draws, max_events=self.max_events)
-        positive(scale=None if self.scale == "auto" else self.scale, memory=self.memory)
+        positive(scale=None if self.scale == "auto" else self.scale, memory=self.memory, remember=self.remember)
         one_of(Literal["open", "closed"], walls=self.walls)
         one_of(Literal["gaussian", "uniform"], base=self.base)
         one_of(Guidance, guidance=self.guidance)
@@ -137,10 +140,12 @@ class SVS:
         cell = space.cells.cell_of[tokens]
         centre = self._centre(space, cell, first.field)
         mass = space.masses(cell, centre)
-        state = State(tokens, first.energy, centre, space.cells.points(cell), *mass, space)
+        state = State(
+            tokens, first.energy, centre, space.cells.points(cell), *mass, empty_memo(self.remember, centre), space
+        )
         if self.walls == "closed":
             for _ in range(SETTLING_TRAJECTORIES):
-                p, _ = travel(
+                p, _, _ = travel(
                     space.cells,
                     self._launched(rng, state),
                     self._durations(rng, centre),
@@ -154,7 +159,7 @@ class SVS:
     def step(self, target: Target, rng: Rng, state: State) -> tuple[State, Info]:
         space = state.space
         start = self._launched(rng, state)
-        end, tally = travel(
+        end, tally, memo = travel(
             space.cells,
             start,
             self._durations(rng, state.centre),
@@ -162,13 +167,14 @@ class SVS:
             OPEN if self.walls == "open" else CLOSED,
             self._evaluator(target, space),
             self.max_events,
+            state.memo,
         )
         mass = space.masses(end.cell, end.centre)
-        new = State(space.cells.tokens[end.cell], end.potential - mass.value, end.centre, end.x, *mass, space)
+        new = State(space.cells.tokens[end.cell], end.potential - mass.value, end.centre, end.x, *mass, memo, space)
         info = Info(
             energy=new.energy,
-            evaluations=tally.events,
-            gradients=tally.events * steers(target, self._guidance),
+            evaluations=tally.evaluations,
+            gradients=tally.evaluations * steers(target, self._guidance),
             events=tally.events,
             swaps=tally.swaps,
             reflections=tally.reflections,
@@ -226,7 +232,7 @@ class SVS:
         return (mean * (0.5 + rng.uniform())).to(like)
 
     def _evaluator(self, target: Target, space: Space) -> Evaluate:
-        def of(rows: Tensor, cell: Tensor) -> Proposal:
+        def of(cell: Tensor) -> Proposal:
             result = evaluate(target, space.cells.tokens[cell], self._guidance)
             centre = self._centre(space, cell, result.field)
             mass: LogMass = space.masses(cell, centre)

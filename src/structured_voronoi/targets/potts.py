@@ -69,4 +69,4 @@ def _simplex(corners: int) -> Float[Tensor, "corner d"]:
     centred = torch.eye(corners, dtype=torch.float64) - 1 / corners
     axes: Tensor = torch.linalg.eigh(centred).eigenvectors[:, 1:]
     points: Tensor = centred @ axes
-    return points / points.norm(dim=-1, keepdim=True)
+    return torch.nn.functional.normalize(points)

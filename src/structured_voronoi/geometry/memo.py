@@ -1,0 +1,58 @@
+"""What a chain remembers of the states it has evaluated.
+
+The same gate is often met twice, outward and inward, and again by the next trajectory. Energy and centre are
+functions of the tokens, so a state that was evaluated a moment ago need not be evaluated again.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+EMPTY = -1
+
+
+class Proposal(NamedTuple):
+    """What the target says about a state; ``finite`` is unset where it is impossible or broken."""
+
+    potential: Float[Tensor, " row"]
+    """U(m), plus log μ(C_m) for closed cells."""
+    centre: Float[Tensor, "row n k"]
+    finite: Bool[Tensor, " row"]
+
+
+class Memo(NamedTuple):
+    """The states each chain evaluated last, in a ring of slots."""
+
+    cell: Int[Tensor, "chain slot n"]
+    potential: Float[Tensor, "chain slot"]
+    centre: Float[Tensor, "chain slot n k"]
+    finite: Bool[Tensor, "chain slot"]
+    next: Int[Tensor, " chain"]
+
+    def recall(self, rows: Int[Tensor, " row"], cell: Int[Tensor, "row n"]) -> tuple[Proposal, Bool[Tensor, " row"]]:
+        """What is remembered of these states, and whether anything is."""
+        same = (self.cell[rows] == cell[:, None]).all(-1)
+        at = (rows, same.long().argmax(-1))
+        return Proposal(self.potential[at], self.centre[at], self.finite[at]), same.any(-1)
+
+    def store(self, rows: Int[Tensor, " row"], cell: Int[Tensor, "row n"], proposal: Proposal) -> None:
+        """Remember, in place, instead of what is oldest."""
+        at = (rows, self.next[rows])
+        self.cell[at], self.potential[at], self.centre[at], self.finite[at] = cell, *proposal
+        self.next[rows] = (self.next[rows] + 1) % self.cell.shape[1]
+
+
+def empty_memo(slots: int, centre: Float[Tensor, "chain n k"]) -> Memo:
+    chains, n, _ = centre.shape
+    cell = torch.full((chains, slots, n), EMPTY, device=centre.device)
+    return Memo(
+        cell,
+        centre.new_zeros(chains, slots),
+        centre.new_zeros(chains, slots, *centre.shape[1:]),
+        torch.zeros_like(cell[..., 0], dtype=torch.bool),
+        torch.zeros_like(cell[:, 0, 0]),
+    )
