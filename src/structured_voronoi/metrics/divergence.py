@@ -23,9 +23,11 @@ def jensen_shannon(counts: Int[ndarray, "*batch state"], truth: Float[ndarray, "
     def relative_entropy(p: ndarray) -> ndarray:
         with np.errstate(divide="ignore", invalid="ignore"):
             terms: ndarray = np.where(p > 0, p * np.log(p / middle), 0.0)
-        return np.asarray(terms.sum(-1))
+        total: ndarray = terms.sum(-1)
+        return total
 
-    return (relative_entropy(empirical) + relative_entropy(np.broadcast_to(truth, empirical.shape))) / 2
+    both = relative_entropy(empirical) + relative_entropy(np.broadcast_to(truth, empirical.shape))
+    return np.asarray(both / 2)
 
 
 class Fit(NamedTuple):

@@ -27,6 +27,7 @@ from structured_voronoi.geometry.motion import (
     Particle,
     Rotation,
     Straight,
+    Walls,
     travel,
 )
 from structured_voronoi.samplers.evaluation import (
@@ -164,7 +165,7 @@ class SVS:
             start,
             self._durations(rng, state.centre),
             space.flow,
-            OPEN if self.walls == "open" else CLOSED,
+            self._walls,
             self._evaluator(target, space),
             self.max_events,
             state.memo,
@@ -184,6 +185,10 @@ class SVS:
         if self.masses == "estimated" and self.walls == "closed":
             info = info._replace(log_mass=new.log_mass, unreliable=new.unreliable)
         return new, info
+
+    @property
+    def _walls(self) -> Walls:
+        return OPEN if self.walls == "open" else CLOSED
 
     @property
     def _guidance(self) -> Guidance:
@@ -223,8 +228,12 @@ class SVS:
         if self.walls == "open":
             assert isinstance(space.flow, Rotation)
             x = centre + space.flow.sigma * rng.normal(*centre.shape[1:]).to(centre)
-        r = momentum(rng, centre)
+        r = self._momentum(rng, centre)
         return Particle(space.cells.cell_of[state.tokens], x, r, state.energy + state.log_mass, centre)
+
+    def _momentum(self, rng: Rng, like: Tensor) -> Tensor:
+        """r ~ N(0, I), as the kinetic energy ½‖r‖² requires."""
+        return rng.normal(*like.shape[1:]).to(like)
 
     def _durations(self, rng: Rng, like: Tensor) -> Tensor:
         """Trajectories of varied length: those of one length may resonate with the walls."""
@@ -239,11 +248,6 @@ class SVS:
             return Proposal(result.energy + mass.value, centre, result.finite)
 
         return of
-
-
-def momentum(rng: Rng, like: Tensor) -> Tensor:
-    """r ~ N(0, I), as the kinetic energy ½‖r‖² requires."""
-    return rng.normal(*like.shape[1:]).to(like)
 
 
 def _box(target: Target, cells: Cells) -> Straight:

@@ -1,0 +1,79 @@
+"""Where an experiment's results go: NAME.json, NAME.md and pictures, all written at the end or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from structured_voronoi.base import SamplingError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# one colour a sampler, the same in every picture
+COLOURS = {
+    "vs": "#0b6e4f",
+    "vs_paper": "#8fbf6a",
+    "hmc": "#c8553d",
+    "mucola": "#4a6fa5",
+    "independent": "#555555",
+}
+
+
+def writable_folder(path: Path) -> Path:
+    """The folder, made if need be; checked before the long work, not after it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            return path
+    except OSError as error:
+        raise SamplingError(
+            f"--out {path} cannot be written to ({error.strerror}); choose a folder of your own, as in --out results"
+        ) from error
+
+
+def write_report(
+    folder: Path, name: str, results: dict[str, Any], markdown: str, figures: dict[str, Figure]
+) -> list[Path]:
+    """Write everything under temporary names, then rename: a reader never sees half a report."""
+    results = {**results, "version": version("structured-voronoi"), "torch": version("torch")}
+    pending: list[tuple[str, Path]] = []
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        for stem, figure in figures.items():
+            pending.append((f"{stem}.png", Path(scratch, f"{stem}.png")))
+            figure.savefig(pending[-1][1], dpi=150, bbox_inches="tight")
+        for file, text in ((f"{name}.json", json.dumps(results, indent=1)), (f"{name}.md", markdown)):
+            pending.append((file, Path(scratch, file)))
+            pending[-1][1].write_text(text + "\n", encoding="utf-8")
+        for file, written in pending:
+            os.replace(written, folder / file)
+    return [folder / file for file, _ in pending]
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A Markdown table; numbers to three significant digits."""
+    lines = ["| " + " | ".join(header) + " |", "| " + " | ".join("---" for _ in header) + " |"]
+    lines += ["| " + " | ".join(_shown(cell) for cell in row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def new_figure(width: float, height: float, **layout: Any) -> tuple[Figure, Any]:
+    """A figure and its axes, drawn without a screen."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(**layout)
+    for axis in [axes] if not hasattr(axes, "flat") else axes.flat:
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _shown(cell: Any) -> str:
+    return f"{cell:.3g}" if isinstance(cell, float) else str(cell)

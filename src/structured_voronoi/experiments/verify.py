@@ -1,0 +1,78 @@
+"""Every sampler against targets whose truth is known, started at the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from structured_voronoi.base import Enumerable, Sampler
+from structured_voronoi.experiments.checks import Stationarity, random_target, stationarity
+from structured_voronoi.samplers.gwg import GibbsWithGradients
+from structured_voronoi.samplers.hmc import HMC
+from structured_voronoi.samplers.langevin import Langevin
+from structured_voronoi.samplers.mucola import MuCoLa
+from structured_voronoi.samplers.pncg import PNCG
+from structured_voronoi.samplers.svs import SVS
+from structured_voronoi.targets.categorical import toy
+from structured_voronoi.targets.potts import PottsTarget
+
+LEVEL = 1e-4
+"""A sampler that claims to be exact fails below this p-value."""
+
+
+class Case(NamedTuple):
+    sampler: str
+    target: str
+    claims_exact: bool
+    settings: Sampler
+    steps: int
+
+
+class Verdict(NamedTuple):
+    case: Case
+    found: Stationarity
+
+    @property
+    def word(self) -> str:
+        if not self.case.claims_exact:
+            return "biased by design" if self.found.fit.p_value < LEVEL else "no bias seen"
+        return "exact" if self.found.fit.p_value >= LEVEL else "FAILED"
+
+
+def targets() -> dict[str, Enumerable]:
+    return {
+        "pairs": random_target(0, 6, 2, 3, 0.2),
+        "triples": random_target(3, 5, 3, 4, 0.2),
+        "potts": PottsTarget(side=2, states=3, coupling=0.5),
+        "toy": toy(0.5),
+    }
+
+
+def cases() -> list[Case]:
+    """Settings in which most chains move. Samplers with a point x need time to spread it over its cell."""
+    everywhere = ("pairs", "triples", "potts")
+    found = [Case("svs open", target, True, SVS(1.0), 12) for target in everywhere]
+    found += [Case("pncg", target, True, PNCG(4.0), 12) for target in everywhere]
+    found += [Case("gwg", target, True, GibbsWithGradients(), 12) for target in everywhere]
+    found += [
+        Case("svs uniform", "toy", True, SVS(base="uniform", walls="closed"), 12),
+        Case("hmc uniform", "toy", True, HMC(1.0, base="uniform"), 100),
+        Case("mucola + metropolis", "toy", True, MuCoLa(1.0, None, metropolis=True), 12),
+        Case("svs paper uniform", "toy", False, SVS.paper(0.5, 0.1, base="uniform"), 100),
+        Case("svs closed, estimated", "pairs", False, SVS(0.4, walls="closed", masses="estimated"), 12),
+        Case("svs closed, equal", "pairs", False, SVS(0.4, walls="closed"), 12),
+        Case("svs paper", "pairs", False, SVS.paper(0.5, 0.1), 30),
+        Case("hmc", "pairs", False, HMC(0.5), 30),
+        Case("langevin", "pairs", False, Langevin(0.5), 30),
+        Case("langevin + metropolis", "pairs", False, Langevin(0.5, None, metropolis=True), 30),
+        Case("mucola", "pairs", False, MuCoLa(0.5), 12),
+        Case("mucola + metropolis", "pairs", False, MuCoLa(0.5, None, metropolis=True), 12),
+    ]
+    return found
+
+
+def verdicts(chains: int, seed: int) -> Iterator[Verdict]:
+    """One after the other, as they are found."""
+    known = targets()
+    for case in cases():
+        yield Verdict(case, stationarity(known[case.target], case.settings, chains, case.steps, seed))

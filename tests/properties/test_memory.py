@@ -1,0 +1,42 @@
+"""The memory bound holds: a large vocabulary is worked through in pieces."""
+
+import subprocess
+import sys
+
+PROGRAM = """
+import resource, sys
+import torch
+from structured_voronoi.geometry.cells import cells_of
+from structured_voronoi.geometry.crossings import fresh_cursor
+from structured_voronoi.geometry.motion import CLOSED, Particle, Rotation, travel
+
+torch.set_num_threads(1)
+generator = torch.Generator().manual_seed(0)
+cells = cells_of(torch.randn(200_000, 8, generator=generator), memory=int(sys.argv[1]))
+cell = torch.randint(200_000, (16, 8), generator=generator)
+x, r = cells.points(cell), torch.randn(16, 8, 8, generator=generator)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+start = Particle(cell, x, r, torch.zeros(16), x)
+travel(cells, start, torch.full((16,), 0.5), Rotation(0.1), CLOSED, None, max_events=3)
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print((after - before) * 1024)
+"""
+
+ONE_TABLE = 16 * 8 * 200_000 * 4
+"""Bytes of one number for each chain, position and token; a single pass would hold at least four of them."""
+
+
+def growth(memory: int) -> int:
+    """By how many bytes the peak of a fresh process rises while it travels among 200,000 tokens."""
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(memory)], capture_output=True, text=True, check=True, timeout=100
+    )
+    return int(run.stdout)
+
+
+def test_a_small_bound_is_kept() -> None:
+    assert growth(32 * 2**20) < 1.5 * ONE_TABLE
+
+
+def test_without_the_bound_the_check_would_fail() -> None:
+    assert growth(2**40) > 3 * ONE_TABLE

@@ -1,0 +1,132 @@
+"""Motion through walls keeps the energy, returns when reversed, and preserves volume; its broken twins do not."""
+
+import pytest
+import torch
+from helpers import OUTWARD_ONLY, PROPERTY, Journey, energy_error, journey, outside, random_target, round_trip_failures
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from structured_voronoi.geometry import motion
+from structured_voronoi.geometry.motion import Particle
+
+KINDS = ["open", "closed", "uniform"]
+SETTINGS = [(0.3, 0.0), (0.3, 0.2), (0.3, 1.0), (0.6, 0.2), (0.6, 0.5), (1.0, 0.0), (1.0, 0.2), (2.0, 0.05)]
+"""(scale, field_sd), chosen where chains move: a strong field in wide cells freezes them."""
+
+
+def refracted_as_printed(speed: Tensor, jump: Tensor) -> Tensor:
+    """The paper's refraction, which divides by ‖r⊥‖² instead of ‖r⊥‖."""
+    return (speed**2 - 2 * jump).clamp(min=0).sqrt() * speed / speed**2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@PROPERTY
+@given(
+    seed=st.integers(0, 10**6),
+    tokens=st.integers(2, 8),
+    length=st.integers(1, 3),
+    dimensions=st.integers(1, 4),
+    scale=st.sampled_from([0.2, 0.6, 1.5]),
+)
+def test_energy_is_kept(kind: str, seed: int, tokens: int, length: int, dimensions: int, scale: float) -> None:
+    target = random_target(seed, tokens, length, dimensions, field_sd=0.5)
+    assert energy_error(journey(kind, target, seed, chains=30, scale=scale, turn=2.0)) < 1e-9
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(4))
+def test_energy_is_kept_in_single_precision(kind: str, seed: int) -> None:
+    assert energy_error(journey(kind, random_target(seed, dtype=torch.float32), seed)) < 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("scale", "field_sd"), SETTINGS)
+def test_the_way_back_is_the_way_out(kind: str, scale: float, field_sd: float) -> None:
+    there = journey(kind, random_target(1, field_sd=field_sd), seed=2, chains=500, scale=scale)
+    assert round_trip_failures(there, tolerance=1e-9) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_way_back_is_the_way_out_in_single_precision(kind: str) -> None:
+    there = journey(kind, random_target(1, dtype=torch.float32), seed=2, chains=4000)
+    assert round_trip_failures(there, tolerance=1e-2) <= 1e-3
+
+
+@pytest.mark.parametrize(("scale", "field_sd"), SETTINGS)
+def test_gates_that_work_outward_only_are_caught(scale: float, field_sd: float) -> None:
+    there = journey("open", random_target(1, field_sd=field_sd), seed=2, chains=500, scale=scale)
+    assert round_trip_failures(there._replace(walls=OUTWARD_ONLY), tolerance=1e-9) > 0.005
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("scale", "field_sd"), SETTINGS)
+def test_refraction_as_printed_is_caught(
+    kind: str, scale: float, field_sd: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = journey(kind, random_target(1, field_sd=field_sd), seed=2, chains=500, scale=scale)
+    monkeypatch.setattr(motion, "refracted", refracted_as_printed)
+    assert round_trip_failures(there, tolerance=1e-9) > 0.5
+
+
+def volume_failures(there: Journey, tolerance: float = 1e-3, nudge: float = 1e-6) -> float:
+    """The share of swapping trajectories around which (x, r) -> (x', r') does not keep the volume.
+
+    |det J| is taken by central differences. Where the nudged trajectories do not all meet the same number of walls
+    the map is not smooth, and nothing can be said.
+    """
+    n, k = there.start.x.shape[1:]
+    size, chains = 2 * n * k, len(there.start.x)
+    nudges = nudge * torch.cat([torch.eye(size), -torch.eye(size)]).double()
+    rows = torch.arange(chains).repeat_interleave(2 * size)
+    start = Particle(*(part[rows] for part in there.start))
+    start = start._replace(
+        x=start.x + nudges[:, : n * k].reshape(-1, n, k).repeat(chains, 1, 1),
+        r=start.r + nudges[:, n * k :].reshape(-1, n, k).repeat(chains, 1, 1),
+    )
+    end, tally = there._replace(duration=there.duration[rows]).go(start)
+    flat = torch.cat([end.x.flatten(1), end.r.flatten(1)], dim=-1).view(chains, 2, size, size)
+    determinant = torch.linalg.det((flat[:, 0] - flat[:, 1]) / (2 * nudge)).abs()
+
+    def same(part: Tensor) -> Tensor:
+        grouped = part.view(chains, 2 * size, -1)
+        return (grouped == grouped[:, :1]).flatten(1).all(-1)
+
+    swapping = (tally.swaps.view(chains, -1)[:, 0] > 0) & ~tally.abandoned.view(chains, -1).any(-1)
+    smooth = swapping & same(end.cell) & same(tally.events) & same(tally.swaps) & same(tally.reflections)
+    assert smooth.sum() >= 20, "too few smooth swapping trajectories for this check to mean anything"
+    return float((smooth & ((determinant - 1).abs() > tolerance)).sum() / smooth.sum())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scale", [0.6, 1.5])
+def test_volume_is_preserved(kind: str, scale: float) -> None:
+    there = journey(kind, random_target(4, dimensions=2), seed=5, chains=150, scale=scale)
+    assert volume_failures(there) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_refraction_as_printed_does_not_preserve_volume(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = journey(kind, random_target(4, dimensions=2), seed=5, chains=150)
+    monkeypatch.setattr(motion, "refracted", refracted_as_printed)
+    assert volume_failures(there) > 0.5
+
+
+@PROPERTY
+@given(seed=st.integers(0, 10**6), tokens=st.integers(2, 30), dimensions=st.integers(1, 5))
+def test_the_cell_of_a_point_is_its_nearest_embedding(seed: int, tokens: int, dimensions: int) -> None:
+    there = journey("open", random_target(seed, tokens, 1, dimensions), seed, chains=50)
+    x, table = there.start.x, there.cells.table
+    assert torch.equal(there.cells.nearest(x), torch.cdist(x[:, 0], table).argmin(-1, keepdim=True))
+
+
+@pytest.mark.parametrize("kind", ["closed", "uniform"])
+@PROPERTY
+@given(seed=st.integers(0, 10**6), tokens=st.integers(2, 8), dimensions=st.integers(1, 4))
+def test_points_stay_in_the_cells_of_their_tokens(kind: str, seed: int, tokens: int, dimensions: int) -> None:
+    there = journey(kind, random_target(seed, tokens, 2, dimensions), seed, chains=50, turn=2.0)
+    assert outside(there.cells, there.start) < 1e-9
+    end, _ = there.go()
+    assert outside(there.cells, end) < 1e-9
+    if kind == "uniform":
+        assert ((end.x >= there.flow.low - 1e-9) & (end.x <= there.flow.high + 1e-9)).all()

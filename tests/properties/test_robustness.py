@@ -1,0 +1,154 @@
+"""Motion and samplers where geometry or target is awkward: corners, parallel walls, rounding, impossible states."""
+
+import itertools
+
+import pytest
+import torch
+from helpers import energy_error, journey, outside, random_target, round_trip_failures, with_embeddings
+from torch import Tensor
+
+import structured_voronoi as sv
+from structured_voronoi.base import Rng, SamplingError
+from structured_voronoi.geometry.cells import cells_of
+
+KINDS = ["open", "closed", "uniform"]
+
+
+def lattice(side: int = 3) -> Tensor:
+    """The points of a square lattice: four cells meet at every corner."""
+    return torch.tensor(list(itertools.product(range(side), repeat=2)), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_zero_momentum(kind: str) -> None:
+    """Circles then begin at their outermost point; lines do not move at all."""
+    there = journey(kind, random_target(1), seed=1)
+    there = there._replace(start=there.start._replace(r=torch.zeros_like(there.start.r)))
+    assert energy_error(there) < 1e-9
+    if kind == "uniform":
+        end, tally = there.go()
+        assert torch.equal(end.x, there.start.x)
+        assert tally.events.sum() == tally.reflections.sum() == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parallel_walls(kind: str) -> None:
+    """Collinear embeddings in the plane: no two walls ever meet."""
+    line = torch.linspace(-1, 1, 5, dtype=torch.float64)[:, None] * torch.tensor([[1.0, 0.5]], dtype=torch.float64)
+    there = journey(kind, with_embeddings(line, length=2), seed=1)
+    assert energy_error(there) < 1e-9
+    assert round_trip_failures(there, tolerance=1e-9) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_dimension(kind: str) -> None:
+    there = journey(kind, random_target(3, dimensions=1), seed=1)
+    assert energy_error(there) < 1e-9
+    assert round_trip_failures(there, tolerance=1e-9) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("place", [(0.5, 0.0), (0.5, 0.5)], ids=["on a wall", "on a corner"])
+def test_starting_exactly_on_walls(kind: str, place: tuple[float, float]) -> None:
+    """From x where two or four cells touch, in any of them, in any direction."""
+    there = journey(kind, with_embeddings(lattice()), seed=2, chains=400)
+    x = torch.tensor(place, dtype=torch.float64) - there.cells.origin
+    gaps = (x - there.cells.table).norm(dim=-1)
+    touching = (gaps < gaps.min() + 1e-9).nonzero().flatten()
+    cell = touching[torch.arange(400) % len(touching)][:, None]
+    first = there.evaluate(cell)
+    there = there._replace(
+        start=there.start._replace(
+            cell=cell, x=x.expand(400, 1, 2).clone(), potential=first.potential, centre=first.centre
+        )
+    )
+    assert energy_error(there) < 1e-9
+    if kind != "open":
+        end, _ = there.go()
+        assert outside(there.cells, end) < 1e-9
+
+
+@pytest.mark.parametrize("towards", [1.0, -1.0], ids=["a corner of the box", "a corner of the cells"])
+def test_two_walls_at_once(towards: float) -> None:
+    """On the diagonal of the toy both coordinates meet their walls at the same moment."""
+    from structured_voronoi.targets.categorical import toy
+
+    there = journey("uniform", toy(), seed=0, chains=8)
+    cell = torch.zeros(8, 1, dtype=torch.int64)
+    x = there.cells.table[0].expand(8, 1, 2).clone()
+    r = towards * torch.arange(1, 9, dtype=torch.float64)[:, None, None].expand(8, 1, 2)
+    start = there.start._replace(cell=cell, x=x, r=r.clone(), potential=there.evaluate(cell).potential)
+    there = there._replace(start=start, duration=torch.full((8,), 3.0, dtype=torch.float64))
+    end, tally = there.go()
+    assert not tally.abandoned.any()
+    assert energy_error(there) < 1e-9
+    assert outside(there.cells, end) < 1e-9
+    assert (end.x.abs() <= 2 + 1e-9).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_single_precision_far_from_the_origin(kind: str) -> None:
+    target = random_target(1, dtype=torch.float32, mean=100.0)
+    there = journey(kind, target, seed=1, chains=2000)
+    assert energy_error(there) < 1e-5
+    assert round_trip_failures(there, tolerance=1e-2) <= 1e-3
+
+
+@pytest.mark.parametrize("kind", ["open", "closed"])
+def test_longer_than_a_full_turn(kind: str) -> None:
+    """Every wall is then met again at a whole turn's distance."""
+    there = journey(kind, random_target(1), seed=1, turn=6.0, scale=0.4)
+    assert there.duration.max() > 2 * torch.pi
+    assert energy_error(there) < 1e-9
+    assert round_trip_failures(there, tolerance=1e-7) == 0
+
+
+@pytest.mark.parametrize("dimensions", [None, 5, 2])
+def test_identical_embeddings_are_refused_by_name(dimensions: int | None) -> None:
+    """Also after projection, where rounding could make the same point look like two."""
+    embeddings = torch.randn(40, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    embeddings[31] = embeddings[4]
+    with pytest.raises(SamplingError, match="tokens 4 and 31 have identical embeddings.*`allowed`"):
+        cells_of(embeddings, dimensions=dimensions)
+    allowed = torch.arange(40) != 31
+    assert len(cells_of(embeddings, allowed, dimensions).table) == 39
+
+
+@pytest.mark.parametrize("walls", ["open", "closed"])
+def test_too_many_events_leave_the_chain_where_it_was(walls: str) -> None:
+    target, sampler = random_target(1), sv.SVS(scale=0.8, walls=walls, turn=4.0, max_events=1)
+    rng = Rng(0, 200)
+    state = sampler.init(target, rng, None)
+    after, info = sampler.step(target, rng, state)
+    stayed = info.diverging
+    assert stayed.any()
+    assert not stayed.all()
+    for name in ("tokens", "energy", "centre"):
+        assert torch.equal(getattr(after, name)[stayed], getattr(state, name)[stayed])
+    if walls == "closed":
+        assert torch.equal(after.x[stayed], state.x[stayed])
+
+
+IMPOSSIBLE_SAMPLERS = {
+    "open": sv.SVS(scale=0.8),
+    "closed": sv.SVS(scale=0.8, walls="closed"),
+    "uniform": sv.SVS(base="uniform", walls="closed"),
+    "paper": sv.SVS.paper(step_size=0.5, discontinuity_step=0.2),
+    "hmc": sv.HMC(step_size=1.0),
+    "langevin": sv.Langevin(step_size=1.0),
+    "mucola": sv.MuCoLa(step_size=2.0),
+    "pncg": sv.PNCG(step_size=4.0),
+    "gibbs with gradients": sv.GibbsWithGradients(),
+}
+
+
+@pytest.mark.parametrize("sampler", IMPOSSIBLE_SAMPLERS.values(), ids=IMPOSSIBLE_SAMPLERS.keys())
+def test_impossible_states_are_never_entered_and_counted(sampler: object) -> None:
+    """Half of all states have probability zero: every attempt at one is refused and reported."""
+    target = random_target(1)
+    target.table[torch.rand(6, 6, generator=torch.Generator().manual_seed(3)) < 0.5] = -torch.inf
+    draws = sv.sample(target, sampler, chains=40, draws=20, warmup=0, progress=False)
+    tokens = torch.as_tensor(draws["posterior"]["tokens"].values).flatten(0, 1)
+    assert target.log_prob(tokens).isfinite().all()
+    assert int(draws["sample_stats"]["nonfinite"].sum()) > 0
+    assert int(draws["sample_stats"]["swaps"].sum()) > 0
