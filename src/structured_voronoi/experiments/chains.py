@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from jaxtyping import Int
 from numpy import ndarray
+from torch import Tensor
 
-from structured_voronoi.base import Sampler
+from structured_voronoi.base import Info, Sampler
 from structured_voronoi.metrics.divergence import Interval, jensen_shannon, mean_interval
+from structured_voronoi.run.progress import progress_bar
 from structured_voronoi.run.sampling import steps
 from structured_voronoi.targets.categorical import CategoricalTarget
 
@@ -26,22 +32,52 @@ class Runs(NamedTuple):
 
 
 def run_chains(
-    target: CategoricalTarget, sampler: Sampler, runs: int, burn_in: int, draws: int, thin: Sequence[int], seed: int
+    target: CategoricalTarget,
+    sampler: Sampler,
+    runs: int,
+    burn_in: int,
+    draws: int,
+    thin: Sequence[int],
+    seed: int,
 ) -> dict[int, Runs]:
     """``draws`` draws for each thinning, all from one set of chains, after a burn-in."""
     chains = steps(target, sampler, runs, seed)
     for _ in range(burn_in):
         next(chains)
-    counts = {every: np.zeros((runs, len(target.embeddings)), dtype=np.int64) for every in thin}
-    cost = {every: np.zeros(2) for every in thin}
+    tallies = {every: _Tally(runs, len(target.embeddings)) for every in thin}
     for step in range(1, draws * max(thin) + 1):
         tokens, info = next(chains)
-        for every in thin:
+        for every, tally in tallies.items():
             if step <= draws * every:
-                cost[every] += float(info.evaluations.double().mean()), float(info.events.double().mean())
-                if step % every == 0:
-                    counts[every][np.arange(runs), tokens[:, 0].numpy()] += 1
-    return {every: Runs(counts[every], *map(float, cost[every])) for every in thin}
+                tally.add(tokens, info, drawn=step % every == 0)
+    return {every: tally.runs() for every, tally in tallies.items()}
+
+
+def run_iterations(
+    target: CategoricalTarget, sampler: Sampler, runs: int, iterations: Sequence[int], seed: int
+) -> dict[int, Runs]:
+    """Every state of the chains, from their random starts to each number of iterations."""
+    tally, found = _Tally(runs, len(target.embeddings)), {}
+    for step, (tokens, info) in zip(range(1, max(iterations) + 1), steps(target, sampler, runs, seed), strict=False):
+        tally.add(tokens, info, drawn=True)
+        if step in iterations:
+            found[step] = tally.runs()
+    return found
+
+
+class _Tally:
+    def __init__(self, runs: int, elements: int) -> None:
+        self.counts = np.zeros((runs, elements), dtype=np.int64)
+        self.evaluations = self.events = 0.0
+
+    def add(self, tokens: Tensor, info: Info, drawn: bool) -> None:
+        self.evaluations += float(info.evaluations.double().mean())
+        self.events += float(info.events.double().mean())
+        if drawn:
+            self.counts[np.arange(len(self.counts)), tokens[:, 0].numpy()] += 1
+
+    def runs(self) -> Runs:
+        return Runs(self.counts.copy(), self.evaluations, self.events)
 
 
 def independent_runs(target: CategoricalTarget, runs: int, draws: int, seed: int) -> Runs:
@@ -53,3 +89,17 @@ def independent_runs(target: CategoricalTarget, runs: int, draws: int, seed: int
 def divergence(target: CategoricalTarget, runs: Runs) -> Interval:
     """Mean Jensen–Shannon divergence over the runs with its 95 % interval."""
     return mean_interval(jensen_shannon(runs.counts, target.probabilities().numpy()))
+
+
+def side_by_side(work: Callable[[Any], Any], tasks: Sequence[Any], what: str, progress: bool) -> list[Any]:
+    """``work`` on each task, as many at a time as there are cores, each on one thread; results in the tasks' order."""
+    context = multiprocessing.get_context("spawn")
+    count = min(len(tasks), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    with (
+        progress_bar(len(tasks), progress, what) as tick,
+        ProcessPoolExecutor(count, context, initializer=torch.set_num_threads, initargs=(1,)) as pool,
+    ):
+        pending = [pool.submit(work, task) for task in tasks]
+        for _ in as_completed(pending):
+            tick(None)
+        return [one.result() for one in pending]

@@ -81,9 +81,7 @@ def round_trip(target: Target, sampler: SVS, chains: int, seed: int) -> RoundTri
     start, duration = sampler._launched(rng, state), sampler._durations(rng, state.centre)
 
     def go(particle: Particle) -> Particle:
-        end, tally, _ = travel(
-            space.cells, particle, duration, space.flow, sampler._walls, evaluate, sampler.max_events
-        )
+        end, _, _ = travel(space.cells, particle, duration, space.flow, sampler._walls, evaluate, sampler.max_events)
         return end._replace(r=-end.r)
 
     def energy(particle: Particle) -> Tensor:

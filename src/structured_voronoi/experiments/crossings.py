@@ -23,7 +23,7 @@ FINE = 5_000
 
 
 def run(out: Path, runs: int = 400, seed: int = 0, progress: bool = True) -> list[Path]:
-    """``runs`` trajectories of one drift ε r for every setting; walls without energy, so that the paths are the same."""
+    """``runs`` trajectories of one drift ε r for every setting; walls without energy, so that paths are the same."""
     rows: list[dict[str, Any]] = []
     with progress_bar(len(SETTINGS) * len(STEPS), progress, "crossings") as tick:
         for tokens, dimensions in SETTINGS:
@@ -47,8 +47,8 @@ def run(out: Path, runs: int = 400, seed: int = 0, progress: bool = True) -> lis
     intro = (
         f"{runs} straight trajectories ε r, r ~ N(0, I), from a point in a random cell. A trajectory is wrong if the "
         f"sequence of cells differs from that of {FINE:,} points along the path. Evaluations: one for each crossing "
-        "that the exact finder meets; for the grid one at the end of each fraction, as the paper's algorithm is printed, and in "
-        f"brackets one for each change of cell it notices. Seed {seed}."
+        "that the exact finder meets; for the grid one at the end of each fraction, as the paper's algorithm is "
+        f"printed, and in brackets one for each change of cell it notices. Seed {seed}."
     )
     markdown = "\n\n".join(
         ["# Crossings: exact or on a grid", intro, table(header, body), "![crossings](crossings.png)"]

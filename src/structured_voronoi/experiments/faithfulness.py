@@ -114,7 +114,8 @@ def _motion(dtype: torch.dtype, trips: int, seed: int) -> dict[str, Any]:
     """Energy error and way back over random trajectories of all open settings."""
     errors, distances = [], []
     for number, (*shape, scale) in enumerate(OPEN_SETTINGS):
-        target = random_target(number, *shape, dtype=dtype)  # type: ignore[arg-type]
+        tokens, length, dimensions, field_sd = shape
+        target = random_target(number, int(tokens), int(length), int(dimensions), field_sd, dtype)
         trip = round_trip(target, SVS(scale), 1 + trips // len(OPEN_SETTINGS), seed)
         errors.append(trip.energy_error.double())
         distances.append(trip.distance.double())
@@ -132,10 +133,10 @@ def _motion(dtype: torch.dtype, trips: int, seed: int) -> dict[str, Any]:
 def _markdown(results: dict[str, Any]) -> str:
     parts = [
         "# Faithfulness of SVS",
-        f"{results['chains']:,} chains started at the truth, {results['steps']} steps, seed {results['seed']}; chi-square "
-        "p-values with states pooled to expected counts of at least 5; the floor is the mean total variation of as many "
-        "independent draws. Twins: gates that work outward only, r ~ N(0, ½I), refraction divided by ‖r⊥‖². Round trips: "
-        "share of swapping trajectories that do not return within 1e-6 σ.",
+        f"{results['chains']:,} chains started at the truth, {results['steps']} steps, seed {results['seed']}; "
+        "chi-square p-values with states pooled to expected counts of at least 5; the floor is the mean total "
+        "variation of as many independent draws. Twins: gates that work outward only, r ~ N(0, ½I), refraction "
+        "divided by ‖r⊥‖². Round trips: share of swapping trajectories that do not return within 1e-6 σ.",
     ]
     for name in ("open", "closed", "motion"):
         rows = results[name]

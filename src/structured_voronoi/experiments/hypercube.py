@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from structured_voronoi.base import Sampler
-from structured_voronoi.experiments.chains import divergence, independent_runs, run_chains
+from structured_voronoi.experiments.chains import divergence, independent_runs, run_iterations, side_by_side
 from structured_voronoi.experiments.report import COLOURS, new_figure, table, write_report
 from structured_voronoi.experiments.toy import hmc, mucola, voronoi
-from structured_voronoi.run.progress import progress_bar
 from structured_voronoi.targets.categorical import hypercube
 
 if TYPE_CHECKING:
@@ -28,11 +29,8 @@ GRIDS: dict[str, list[Sampler]] = {
 
 def run(out: Path, runs: int = 256, seed: int = 0, progress: bool = True) -> list[Path]:
     """JS divergence after 100 iterations, each sampler at its paper setting and at its best step."""
-    rows: list[dict[str, Any]] = []
-    with progress_bar(len(DIMENSIONS), progress, "hypercube") as tick:
-        for k in DIMENSIONS:
-            rows += _at(k, runs, seed)
-            tick(None)
+    parts = side_by_side(partial(_at, runs=runs, seed=seed), DIMENSIONS, "hypercube", progress)
+    rows: list[dict[str, Any]] = list(chain.from_iterable(parts))
     header = ["k", "sampler", "setting", "JS", "95 %", "evaluations", "proposals"]
     body = [
         [
@@ -48,7 +46,8 @@ def run(out: Path, runs: int = 256, seed: int = 0, progress: bool = True) -> lis
     ]
     intro = (
         f"Mean JS divergence in nats with 95 % intervals over {runs} independent runs of {ITERATIONS} iterations "
-        f"from a random start, T = {TEMPERATURE}, p ∝ (1, 2, 3, …)^(1/T); seed {seed}. Evaluations and proposals are per run."
+        f"from a random start, T = {TEMPERATURE}, p ∝ (1, 2, 3, …)^(1/T); seed {seed}. "
+        "Evaluations and proposals are per run."
     )
     markdown = "\n\n".join(["# Hypercube: 2^k cells in R^k", intro, table(header, body), "![hypercube](hypercube.png)"])
     results = {"runs": runs, "seed": seed, "temperature": TEMPERATURE, "iterations": ITERATIONS, "rows": rows}
@@ -63,7 +62,7 @@ def _at(k: int, runs: int, seed: int) -> list[dict[str, Any]]:
         for name, grid in grids.items():
             found = []
             for sampler in grid:
-                done = run_chains(target, sampler, runs, 0, ITERATIONS, [1], seed)[1]
+                done = run_iterations(target, sampler, runs, [ITERATIONS], seed)[ITERATIONS]
                 found.append(_row(k, name, setting, divergence(target, done), done.evaluations, done.events))
             rows.append(min(found, key=lambda row: float(row["js_mean"])))
     floor = divergence(target, independent_runs(target, runs, ITERATIONS, seed))

@@ -29,7 +29,7 @@ class ColdMomentum(SVS):
     """r ~ N(0, εI) with ε = 0.5, as the paper's algorithm prints it, though the kinetic energy is ½‖r‖²."""
 
     def _momentum(self, rng: Rng, like: Tensor) -> Tensor:
-        return super()._momentum(rng, like) * 0.5**0.5
+        return super()._momentum(rng, like).mul(0.5**0.5)
 
 
 @contextlib.contextmanager
