@@ -25,6 +25,8 @@ from structured_voronoi.geometry.motion import (
 )
 from structured_voronoi.samplers.evaluation import cells_of_target
 
+torch.set_num_threads(1)  # the tensors of most tests are so small that a second thread only costs
+
 PROPERTY = settings(derandomize=True, max_examples=20, deadline=None, database=None)
 
 OUTWARD_ONLY = Walls(inward=False, reflect=False)
@@ -34,7 +36,7 @@ ALL_SAMPLERS: dict[str, Any] = {
     "svs open": sv.SVS(scale=0.6),
     "svs closed": sv.SVS(scale=0.6, walls="closed"),
     "svs estimated": sv.SVS(scale=0.6, walls="closed", masses="estimated", mass_draws=256),
-    "svs uniform": sv.SVS(base="uniform", walls="closed"),
+    "svs uniform": sv.SVS(base="uniform", walls="closed", length=1.5),
     "svs auto": sv.SVS(),
     "svs projected": sv.SVS(scale=0.6, dimensions=2),
     "svs paper": sv.SVS.paper(step_size=0.5, discontinuity_step=0.2),

@@ -17,6 +17,7 @@ app = App(
     Start with `svs verify`, which checks every sampler against known truth, or `svs reproduce toy`, which draws the
     paper's toy figures into ./results.""",
     version_flags=["--version"],
+    suppress_keyboard_interrupt=False,
     default_parameter=Parameter(negative=()),
 )
 
@@ -118,14 +119,14 @@ def ls() -> int:
 
 
 def main() -> None:
-    """Run the command: exit 0 for success, 1 for a failed check or Ctrl-C, 2 for a mistake in what was asked."""
+    """Run the command: exit 0 for success, 1 for a failed check, 2 for a mistake in what was asked, 130 on Ctrl-C."""
     words = [word for word in sys.argv[1:] if word != "--debug"]
     debug = len(words) < len(sys.argv) - 1
     try:
         sys.exit(app(words, exit_on_error=False, print_error=False) or 0)
     except KeyboardInterrupt:
         print("svs: interrupted", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(130)
     except CycloptsError as error:
         print(f"svs: {' '.join(str(error).split())} See `svs --help`.", file=sys.stderr)
         sys.exit(2)

@@ -4,19 +4,26 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import ALL_SAMPLERS, random_target
 from torch import Tensor
 
 import structured_voronoi as sv
+from helpers import ALL_SAMPLERS, random_target
 from structured_voronoi.base import Rng
+from structured_voronoi.samplers import svs
 
 EVERY_SAMPLER = pytest.mark.parametrize("sampler", ALL_SAMPLERS.values(), ids=ALL_SAMPLERS.keys())
 PRECISIONS = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 
 
+@pytest.fixture(autouse=True)
+def two_pilot_scales(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tuning on fewer scales is as good a test, and faster."""
+    monkeypatch.setattr(svs, "PILOT_SCALES", (0.3, 0.7))
+
+
 def run(target: Any, sampler: Any, start: Tensor, **settings: Any) -> Any:
     return sv.sample(
-        target, sampler, chains=len(start), draws=8, warmup=2, thin=2, start=start, progress=False, **settings
+        target, sampler, chains=len(start), draws=5, warmup=1, thin=2, start=start, progress=False, **settings
     )
 
 
@@ -25,11 +32,10 @@ def run(target: Any, sampler: Any, start: Tensor, **settings: Any) -> Any:
 def test_a_draw_does_not_depend_on_how_many_chains_run_beside_it(sampler: Any, dtype: torch.dtype) -> None:
     target = random_target(3, tokens=7, length=3, dimensions=5, dtype=dtype)
     start = torch.randint(7, (11, 3), generator=torch.Generator().manual_seed(1))
-    many, few, one = (run(target, sampler, start[:chains], seed=4) for chains in (11, 3, 1))
+    many, few = (run(target, sampler, start[:chains], seed=4) for chains in (11, 3))
     assert int(many["sample_stats"]["swaps"].sum()) > 0
     for group in ("posterior", "sample_stats"):
         assert many[group].dataset.isel(chain=slice(3)).identical(few[group].dataset)
-        assert many[group].dataset.isel(chain=slice(1)).identical(one[group].dataset)
 
 
 @PRECISIONS

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from helpers import PROPERTY, random_target
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from helpers import PROPERTY, random_target
 from structured_voronoi.base import Rng
 from structured_voronoi.geometry.cells import Cells, cells_of
 from structured_voronoi.geometry.crossings import Crossing, Cursor, fresh_cursor, next_on_circle, next_on_line
@@ -88,7 +88,9 @@ def without_grazes(events: list[Event]) -> list[Event]:
     """Leave out walls that are crossed and crossed back within two steps of the grid, which it cannot see."""
     close = 2 * TURNS / GRID
     return [
-        one for one in events if not any(0 < abs(one[0] - other[0]) < close and one[1:3] == other[1:3] for other in events)
+        one
+        for one in events
+        if not any(0 < abs(one[0] - other[0]) < close and one[1:3] == other[1:3] for other in events)
     ]
 
 
@@ -123,9 +125,7 @@ def test_circles_meet_the_walls_that_brute_force_finds(
 
 @PROPERTY
 @given(**SIZES)
-def test_lines_meet_first_the_wall_that_brute_force_finds(
-    seed: int, tokens: int, length: int, dimensions: int
-) -> None:
+def test_lines_meet_first_the_wall_that_brute_force_finds(seed: int, tokens: int, length: int, dimensions: int) -> None:
     paths = Paths(seed, tokens, length, dimensions)
     hit = paths.next_on_line(limit=3.0)
     for chain, here in enumerate(paths.here):
@@ -144,8 +144,8 @@ def test_nothing_is_met_beyond_the_limit() -> None:
 @pytest.mark.parametrize("memory", [1, 20_000, 60_000])
 def test_chunks_do_not_change_the_crossings(memory: int) -> None:
     """Rows and columns one by one, or a few at a time, meet the walls of one pass; times differ by rounding only."""
-    whole, parts = (Paths(5, tokens=50, length=3, dimensions=4, chains=21, memory=m) for m in (2**28, memory))
-    cursor = fresh_cursor(21, whole.x)
+    whole, parts = (Paths(5, tokens=30, length=2, dimensions=4, chains=13, memory=m) for m in (2**28, memory))
+    cursor = fresh_cursor(13, whole.x)
     for one, other in (
         (whole.next_on_circle(cursor, True), parts.next_on_circle(cursor, True)),
         (whole.next_on_circle(cursor, False), parts.next_on_circle(cursor, False)),

@@ -7,7 +7,6 @@ PROGRAM = """
 import resource, sys
 import torch
 from structured_voronoi.geometry.cells import cells_of
-from structured_voronoi.geometry.crossings import fresh_cursor
 from structured_voronoi.geometry.motion import CLOSED, Particle, Rotation, travel
 
 torch.set_num_threads(1)

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from helpers import OUTWARD_ONLY, PROPERTY, Journey, energy_error, journey, outside, random_target, round_trip_failures
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from helpers import OUTWARD_ONLY, PROPERTY, Journey, energy_error, journey, outside, random_target, round_trip_failures
 from structured_voronoi.geometry import motion
 from structured_voronoi.geometry.motion import Particle
 

@@ -4,12 +4,13 @@ import itertools
 
 import pytest
 import torch
-from helpers import energy_error, journey, outside, random_target, round_trip_failures, with_embeddings
 from torch import Tensor
 
 import structured_voronoi as sv
+from helpers import energy_error, journey, outside, random_target, round_trip_failures, with_embeddings
 from structured_voronoi.base import Rng, SamplingError
 from structured_voronoi.geometry.cells import cells_of
+from structured_voronoi.targets.categorical import toy
 
 KINDS = ["open", "closed", "uniform"]
 
@@ -71,8 +72,6 @@ def test_starting_exactly_on_walls(kind: str, place: tuple[float, float]) -> Non
 @pytest.mark.parametrize("towards", [1.0, -1.0], ids=["a corner of the box", "a corner of the cells"])
 def test_two_walls_at_once(towards: float) -> None:
     """On the diagonal of the toy both coordinates meet their walls at the same moment."""
-    from structured_voronoi.targets.categorical import toy
-
     there = journey("uniform", toy(), seed=0, chains=8)
     cell = torch.zeros(8, 1, dtype=torch.int64)
     x = there.cells.table[0].expand(8, 1, 2).clone()
@@ -108,7 +107,7 @@ def test_identical_embeddings_are_refused_by_name(dimensions: int | None) -> Non
     """Also after projection, where rounding could make the same point look like two."""
     embeddings = torch.randn(40, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     embeddings[31] = embeddings[4]
-    with pytest.raises(SamplingError, match="tokens 4 and 31 have identical embeddings.*`allowed`"):
+    with pytest.raises(SamplingError, match=r"tokens 4 and 31 have identical embeddings.*`allowed`"):
         cells_of(embeddings, dimensions=dimensions)
     allowed = torch.arange(40) != 31
     assert len(cells_of(embeddings, allowed, dimensions).table) == 39
@@ -132,7 +131,7 @@ def test_too_many_events_leave_the_chain_where_it_was(walls: str) -> None:
 IMPOSSIBLE_SAMPLERS = {
     "open": sv.SVS(scale=0.8),
     "closed": sv.SVS(scale=0.8, walls="closed"),
-    "uniform": sv.SVS(base="uniform", walls="closed"),
+    "uniform": sv.SVS(base="uniform", walls="closed", length=1.5),
     "paper": sv.SVS.paper(step_size=0.5, discontinuity_step=0.2),
     "hmc": sv.HMC(step_size=1.0),
     "langevin": sv.Langevin(step_size=1.0),

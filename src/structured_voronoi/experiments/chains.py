@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,13 +93,17 @@ def divergence(target: CategoricalTarget, runs: Runs) -> Interval:
 
 def side_by_side(work: Callable[[Any], Any], tasks: Sequence[Any], what: str, progress: bool) -> list[Any]:
     """``work`` on each task, as many at a time as there are cores, each on one thread; results in the tasks' order."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     context = multiprocessing.get_context("spawn")
-    count = min(len(tasks), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    with (
-        progress_bar(len(tasks), progress, what) as tick,
-        ProcessPoolExecutor(count, context, initializer=torch.set_num_threads, initargs=(1,)) as pool,
-    ):
-        pending = [pool.submit(work, task) for task in tasks]
-        for _ in as_completed(pending):
+    with progress_bar(len(tasks), progress, what) as tick, context.Pool(min(len(tasks), cores), _alone) as pool:
+        results = []
+        for result in pool.imap(work, tasks):
+            results.append(result)
             tick(None)
-        return [one.result() for one in pending]
+        return results
+
+
+def _alone() -> None:
+    """A worker uses one thread and leaves Ctrl-C to its parent."""
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

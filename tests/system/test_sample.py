@@ -1,0 +1,94 @@
+"""`sv.sample` as a user calls it: the result is what ArviZ reads, and nothing is lost on Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import structured_voronoi as sv
+from structured_voronoi.base import Info
+
+
+class Pairs:
+    """A target as a user would write it: no base class, no gradient."""
+
+    length = 2
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.embeddings = torch.randn(5, 2, generator=generator)
+        self.table = torch.randn(5, 5, generator=generator)
+
+    def log_prob(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.table[tokens[:, 0], tokens[:, 1]]
+
+
+def draws(**settings: object) -> object:
+    usual = {"chains": 4, "draws": 50, "warmup": 5, "progress": False}
+    return sv.sample(Pairs(), sv.SVS(scale=0.5), **{**usual, **settings})
+
+
+def test_arviz_reads_the_result(tmp_path: Path) -> None:
+    import arviz_stats
+    import xarray
+
+    tree = draws()
+    assert tree["posterior"]["tokens"].dims == ("chain", "draw", "position")
+    assert float(arviz_stats.rhat(tree["sample_stats"].to_dataset())["energy"]) < 1.2
+    assert float(arviz_stats.ess(tree["sample_stats"].to_dataset())["energy"]) > 10
+    assert arviz_stats.summary(tree) is not None
+    tree.to_netcdf(tmp_path / "draws.nc", engine="h5netcdf")
+    again = xarray.open_datatree(tmp_path / "draws.nc", engine="h5netcdf")
+    assert again["posterior"]["tokens"].equals(tree["posterior"]["tokens"])
+    assert again.attrs["seed"] == 0
+    again.close()
+
+
+def test_settings_and_versions_travel_with_the_draws() -> None:
+    tree = sv.sample(Pairs(), sv.SVS(), chains=2, draws=3, warmup=0, seed=5, progress=False)
+    settings = json.loads(tree.attrs["sampler_settings"])
+    assert isinstance(settings["scale"], float), "the tuned scale is stored"
+    assert tree.attrs["sampler"] == "SVS"
+    assert tree.attrs["version_torch"]
+
+
+def test_energy_is_that_of_the_draw_and_counts_add_up_over_thinning() -> None:
+    tree = draws(thin=3, warmup=0, draws=20)
+    energy = -Pairs().log_prob(torch.tensor(tree["posterior"]["tokens"].values).flatten(0, 1)).view(4, 20)
+    np.testing.assert_allclose(tree["sample_stats"]["energy"].values, energy.numpy(), rtol=1e-5)
+    every = draws(thin=1, warmup=0, draws=60)
+    np.testing.assert_array_equal(tree["posterior"]["tokens"].values, every["posterior"]["tokens"].values[:, 2::3])
+    total = every["sample_stats"]["events"].values.reshape(4, 20, 3).sum(-1)
+    np.testing.assert_array_equal(tree["sample_stats"]["events"].values, total)
+
+
+def test_interrupt_keeps_the_draws_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, step, calls = draws(), sv.SVS.step, []
+
+    def interrupted(self: sv.SVS, *arguments: object) -> tuple[object, Info]:
+        calls.append(1)
+        if len(calls) > 25:
+            raise KeyboardInterrupt
+        return step(self, *arguments)
+
+    monkeypatch.setattr(sv.SVS, "step", interrupted)
+    part = draws()
+    assert part["posterior"]["tokens"].shape == (4, 20, 2)
+    assert part.attrs["interrupted"] == 1
+    np.testing.assert_array_equal(part["posterior"]["tokens"].values, whole["posterior"]["tokens"].values[:, :20])
+
+
+def test_tuned_scale_does_not_depend_on_the_run() -> None:
+    one, other = sv.SVS().tuned(Pairs(), seed=3), sv.SVS().tuned(Pairs(), seed=3)
+    assert one == other
+    assert one.scale != "auto"
+    assert sv.SVS(scale=0.3).tuned(Pairs(), seed=3).scale == 0.3
+
+
+def test_checkpoints_are_refused_by_name() -> None:
+    with pytest.raises(sv.SamplingError, match="not part of this version"):
+        draws(checkpoint="somewhere")
