@@ -110,8 +110,9 @@ class Rng:
         stream: str = "run",
         device: torch.device | str = "cpu",
     ) -> None:
-        if not isinstance(seed, int) or seed < 0:
+        if not isinstance(seed, (int, np.integer)) or seed < 0:
             raise SamplingError(f"seed {seed!r} is not a whole number ≥ 0; give one, for example seed=0")
+        seed = int(seed)
         self.seed, self.stream, self.device = seed, stream, torch.device(device)
         indices = range(chains) if isinstance(chains, int) else chains
         self.chains = torch.tensor(list(indices), dtype=torch.int64, device=self.device)

@@ -93,7 +93,7 @@ BAD_INPUT: dict[str, tuple[Callable[[], Any], str]] = {
     "unknown start": (lambda: sampled(start="randon"), "start 'randon' is not possible.*did you mean 'random'"),
     "start from a language model without one": (
         lambda: sampled(start="ancestral"),
-        "start 'ancestral' is not possible for this target.*known: .*random",
+        "start = 'ancestral' is not possible for this target.*'random'",
     ),
     "box that leaves out an embedding": (
         lambda: sv.CategoricalTarget(EMBEDDINGS, TABLE[0], box=1.5),

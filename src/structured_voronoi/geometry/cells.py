@@ -38,8 +38,7 @@ class Cells(NamedTuple):
         rows = x.flatten(0, 1)
         size = chunk_size(len(self.table) * x.element_size() * 2, self.memory)
         parts = [
-            in_blocks(lambda part: (part @ self.table.T - self.half_norm).argmax(-1), rows[i : i + size])
-            for i in range(0, len(rows), size)
+            (products(rows[i : i + size], self.table) - self.half_norm).argmax(-1) for i in range(0, len(rows), size)
         ]
         return torch.cat(parts).view(x.shape[:2])
 
@@ -52,9 +51,19 @@ class Cells(NamedTuple):
         field = field.to(self.table.dtype)
         if self.axes is None:
             return field
-        axes = self.axes
-        projected: Tensor = in_blocks(lambda rows: rows @ axes, field.flatten(0, 1))
-        return projected.view(*field.shape[:2], -1)
+        return products(field.flatten(0, 1), self.axes.T).view(*field.shape[:2], -1)
+
+
+def products(rows: Float[Tensor, "row k"], table: Float[Tensor, "cell k"]) -> Float[Tensor, "row cell"]:
+    """rows @ table.T, bit for bit the same for a row whatever rows are beside it.
+
+    For that the rows come in whole blocks and, as a row's last bits else depend on its alignment, k in whole 16 bytes.
+    """
+    extra = -table.shape[1] % (16 // table.element_size())
+    if extra:
+        rows, table = torch.nn.functional.pad(rows, (0, extra)), torch.nn.functional.pad(table, (0, extra))
+    product: Tensor = in_blocks(lambda block: block @ table.T, rows)
+    return product
 
 
 def chunk_size(bytes_each: int, memory: int) -> int:
@@ -88,10 +97,11 @@ def cells_of(
         raise SamplingError(f"M = {len(tokens)}: there is nothing to sample; a target needs two or more tokens")
     origin = table.mean(0)
     table, axes = table - origin, None
+    _refuse_duplicates(table, tokens)
     if dimensions is not None:
         axes = _principal_axes(table, dimensions)
-        table = table @ axes
-    _refuse_duplicates(table, tokens)
+        table = products(table, axes.T)
+        _refuse_duplicates(table, tokens)
     cell_of = torch.full((len(embeddings),), -1, device=tokens.device)
     cell_of[tokens] = torch.arange(len(tokens), device=tokens.device)
     return Cells(table.contiguous(), (table**2).sum(-1) / 2, tokens, cell_of, origin, axes, memory)

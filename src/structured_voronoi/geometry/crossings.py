@@ -14,8 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from structured_voronoi.base import in_blocks
-from structured_voronoi.geometry.cells import Cells, chunk_size
+from structured_voronoi.geometry.cells import Cells, chunk_size, products
 
 FULL_TURN = 2 * math.pi
 NOWHERE = -1
@@ -29,10 +28,10 @@ class Crossing(NamedTuple):
     cell: Int[Tensor, " chain"]
     outward: Bool[Tensor, " chain"]
 
-    @property
-    def root(self) -> Int[Tensor, "chain 3"]:
-        """Which of all roots this one is: (position, cell, outward)."""
-        return torch.stack([self.position, self.cell, self.outward.long()], dim=-1)
+
+def root_index(position: Tensor, cell: Tensor, outward: Tensor | int, m: int) -> Tensor:
+    """One number for each root (position, cell, branch)."""
+    return (position * m + cell) * 2 + outward
 
 
 class Cursor(NamedTuple):
@@ -80,11 +79,13 @@ def next_on_circle(
         # most bisectors are out of reach: only for the others is trigonometry needed
         chain, position, column = _others(c * c <= squared, here[chains], columns)
         a, b, c, radius = (part[chain, position, column] for part in (a, b, c, squared))
-        phase, half_arc = torch.atan2(b, a), torch.arccos((c / radius.sqrt()).clamp(-1, 1))
+        phase, half_arc = _angle(a, b), torch.arccos((c / radius.sqrt()).clamp(-1, 1))
         chain, cell = chain + chains.start, column + columns.start
-        leaving = torch.remainder(phase - half_arc, FULL_TURN)
-        if confined:
-            leaving = torch.where((a > c) & (b > 0), 0.0, leaving)
+        leaving = phase - half_arc
+        if confined:  # moving outward (b > 0) the root lies in (-π, π), and before 0 only for a point that is outside
+            leaving = torch.where(b > 0, leaving.clamp(min=0), leaving + FULL_TURN)
+        else:
+            leaving = torch.remainder(leaving, FULL_TURN)
         branches = [(leaving, 1)]
         if inward:
             branches.append((torch.remainder(phase + half_arc, FULL_TURN), 0))
@@ -101,15 +102,25 @@ def next_on_line(
     limit: Float[Tensor, " chain"],
 ) -> Crossing:
     """The next outward crossing, up to time ``limit``, of x(t) = start + velocity t; at once if already outside."""
-    best = _Earliest(here)
+    best = start.new_full((len(here),), torch.inf)
+    index = torch.zeros_like(here[:, 0])
     for chains, columns in _chunks(cells, here, sides=2):
         a, b = _products(cells, here[chains], columns, start[chains], velocity[chains])
         c = cells.half_norm[columns] - cells.half_norm[here[chains]][..., None]
-        time = ((c - a) / b).clamp(min=0)
-        chain, position, column = _others((b > 0) & (time <= limit[chains, None, None]), here[chains], columns)
-        index = (position * len(cells.table) + column + columns.start) * 2 + 1
-        best.offer(time[chain, position, column], chain + chains.start, index)
-    return best.crossing(len(cells.table))
+        own = torch.arange(columns.start, columns.stop, device=here.device) == here[chains][..., None]
+        time = ((c - a) / b).clamp(min=0).masked_fill(own | ~(b > 0), torch.inf)
+        first, at = time.flatten(1).min(-1)
+        earlier = first < best[chains]
+        best[chains] = torch.where(earlier, first, best[chains])
+        width = columns.stop - columns.start
+        found = root_index(at // width, at % width + columns.start, 1, len(cells.table))
+        index[chains] = torch.where(earlier, found, index[chains])
+    return _crossing(torch.where(best <= limit, best, torch.inf), index, len(cells.table))
+
+
+def _angle(a: Tensor, b: Tensor) -> Tensor:
+    """atan2(b, a), except that torch's own gives other last bits at other places of a tensor."""
+    return torch.atan(b / a) + torch.where(a < 0, torch.copysign(torch.full_like(b, math.pi), b), 0.0)
 
 
 def _chunks(cells: Cells, here: Tensor, sides: int) -> Iterator[tuple[slice, slice]]:
@@ -128,7 +139,7 @@ def _products(cells: Cells, here: Tensor, columns: slice, *sides: Tensor) -> lis
     rows = torch.stack(sides, dim=1)  # (chain, side, n, k), so that a chain's rows stay together
     chains, count, n, k = rows.shape
     table = cells.table[columns]
-    with_all: Tensor = in_blocks(lambda part: part @ table.T, rows.reshape(-1, k))
+    with_all = products(rows.reshape(-1, k), table)
     with_own = (rows * cells.points(here)[:, None]).sum(-1, keepdim=True)
     return list((with_all.view(chains, count, n, -1) - with_own).unbind(1))
 
@@ -151,7 +162,7 @@ def _in_order(
     m: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The roots that still lie ahead of the cursor, each at the next time it is met."""
-    index = (position * m + cell) * 2 + outward
+    index = root_index(position, cell, outward, m)
     barred = cursor.barred[chain]
     is_barred = (barred[:, 0] == position) & (barred[:, 1] == cell) & (barred[:, 2] == outward)
     # the arc began at this root, so its angle is 0 but for rounding; the next time it is met is a full turn later
@@ -183,4 +194,9 @@ class _Earliest:
 
     def crossing(self, m: int) -> Crossing:
         assert self.time is not None, "a target has at least two tokens, so at least one chunk was offered"
-        return Crossing(self.time, self.index // 2 // m, self.index // 2 % m, self.index % 2 == 1)
+        return _crossing(self.time, self.index, m)
+
+
+def _crossing(time: Tensor, index: Tensor, m: int) -> Crossing:
+    """The inverse of `root_index`."""
+    return Crossing(time, index // 2 // m, index // 2 % m, index % 2 == 1)

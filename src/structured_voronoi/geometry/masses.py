@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from structured_voronoi.geometry.cells import Cells, chunk_size
+from structured_voronoi.geometry.cells import Cells, chunk_size, products
 
 RELIABLE_COUNT = 50
 
@@ -57,7 +57,7 @@ class EstimatedMasses(NamedTuple):
         found = torch.zeros_like(here)
         for i in range(0, len(here), size):
             rows = slice(i, i + size)
-            score = centre[rows] @ self.cells.table.T - self.cells.half_norm
+            score = products(centre[rows], self.cells.table) - self.cells.half_norm
             for j in range(0, draws, depth):
                 winner = (score[:, None] + self.shifts[j : j + depth]).argmax(-1)
                 found[rows] += (winner == here[rows, None]).sum(-1)

@@ -47,6 +47,7 @@ class Memo(NamedTuple):
 
 
 def empty_memo(slots: int, centre: Float[Tensor, "chain n k"]) -> Memo:
+    """A memo with nothing in it, for centres of this shape."""
     chains, n, _ = centre.shape
     cell = torch.full((chains, slots, n), EMPTY, device=centre.device)
     return Memo(

@@ -15,11 +15,13 @@ from torch import Tensor
 
 from structured_voronoi.geometry.cells import Cells
 from structured_voronoi.geometry.crossings import (
+    NOWHERE,
     Crossing,
     Cursor,
     fresh_cursor,
     next_on_circle,
     next_on_line,
+    root_index,
 )
 from structured_voronoi.geometry.memo import Memo, Proposal, empty_memo
 
@@ -111,6 +113,7 @@ class Tally(NamedTuple):
     """What happened on the way, per chain."""
 
     events: Int[Tensor, " chain"]
+    """Bisectors met."""
     evaluations: Int[Tensor, " chain"]
     swaps: Int[Tensor, " chain"]
     reflections: Int[Tensor, " chain"]
@@ -130,119 +133,130 @@ def travel(
 ) -> tuple[Particle, Tally, Memo]:
     """Move every chain for its duration. Without ``evaluate`` every wall reflects and no energy is needed.
 
-    ``memo`` is what the chains remember from earlier trajectories.
-
-    A chain with more than ``max_events`` events is put back to where it started: the count is the same backwards,
-    so this is exact, while stopping midway would not be.
+    ``memo`` is what the chains remember from earlier trajectories. A chain with more than ``max_events`` events is put
+    back to where it started: the count is the same backwards, so this is exact, while stopping midway would not be.
     """
-    chains = len(start.cell)
-    p = Particle(*(part.clone() for part in start))
-    left = duration.clone()
-    cursor = fresh_cursor(chains, p.x)
-    memo = empty_memo(1, p.centre) if memo is None else Memo(*(part.clone() for part in memo))
-    events, evaluations, swaps, reflections, nonfinite, met = (torch.zeros_like(p.cell[:, 0]) for _ in range(6))
-    active = torch.arange(chains, device=p.x.device)
+    journey = _Journey(cells, start, duration, flow, walls, evaluate, memo)
+    active = torch.arange(len(duration), device=duration.device)
     while len(active):
-        now, ahead = _rows(p, active), left[active]
-        hit = flow.next(cells, now, ahead, Cursor(*(part[active] for part in cursor)), walls)
-        going = hit.time <= ahead
-        x, r = flow.advance(now, torch.where(going, hit.time, ahead))
-        done = active[~going]
-        p.x[done], p.r[done] = x[~going], r[~going]
+        active = journey.to_next_event(active)
+        active = active[journey.met[active] <= max_events]
+    abandoned = journey.met > max_events
+    end = Particle(*(_where(abandoned, old, new) for old, new in zip(start, journey.p, strict=True)))
+    events, evaluations, swaps, reflections, nonfinite = journey.counts.unbind(-1)
+    return end, Tally(events, evaluations, swaps, reflections, nonfinite, abandoned), journey.memo
 
-        active, hit = active[going], Crossing(*(part[going] for part in hit))
-        now = Particle(now.cell[going], x[going], r[going], now.potential[going], now.centre[going])
-        met[active] += 1
-        active, hit, now = _keep(met[active] <= max_events, active, hit, now)
 
-        bounced, r = _box(now, hit)
-        if bounced.any():
-            rows = active[bounced]
-            reflections[rows] += 1
-            _restart(p, left, cursor, rows, now.x[bounced], r[bounced], hit.time[bounced])
-            active_rest, hit, now = _keep(~bounced, active, hit, now)
+class _Journey:
+    """The chains on their way. All tensors have one row a chain and are changed in place."""
+
+    def __init__(
+        self,
+        cells: Cells,
+        start: Particle,
+        duration: Tensor,
+        flow: Rotation | Straight,
+        walls: Walls,
+        evaluate: Evaluate | None,
+        memo: Memo | None,
+    ) -> None:
+        self.cells, self.flow, self.walls, self.evaluate = cells, flow, walls, evaluate
+        self.p = Particle(*(part.clone() for part in start))  # as it was at the beginning of the present arc
+        self.left = duration.clone()  # what remains, counted from there
+        self.cursor = fresh_cursor(len(duration), start.x)
+        self.memo = empty_memo(1, start.centre) if memo is None else Memo(*(part.clone() for part in memo))
+        self.met = torch.zeros_like(start.cell[:, 0])  # walls of any kind
+        self.counts = self.met.new_zeros(len(self.met), 5)  # the first five of Tally
+
+    def to_next_event(self, rows: Tensor) -> Tensor:
+        """Take some chains to their next event or to the end; returns the chains that are not at the end."""
+        now, left = _rows(self.p, rows), self.left[rows]
+        hit = self.flow.next(self.cells, now, left, Cursor(*(part[rows] for part in self.cursor)), self.walls)
+        x, r = self.flow.advance(now, hit.time.minimum(left))
+        going = hit.time <= left
+        if not going.all():
+            done = ~going
+            self.p.x[rows[done]], self.p.r[rows[done]] = x[done], r[done]
+        rows, hit, now = _keep(going, rows, hit, now._replace(x=x, r=r))
+        self.met[rows] += 1
+        at_box = hit.cell < 0
+        if at_box.any():
+            self._bounce(*_keep(at_box, rows, hit, now))
+            self._cross(*_keep(~at_box, rows, hit, now))
         else:
-            active_rest = active
+            self._cross(rows, hit, now)
+        return rows
 
-        if len(active_rest):
-            new, asked = _look(active_rest, hit, now, evaluate, memo)
-            swapped = _cross(cells, p, left, cursor, active_rest, hit, now, flow, walls, new)
-            _remember_left(memo, active_rest[swapped], now, swapped)
-            events[active_rest] += 1
-            evaluations[active_rest] += asked.long()
-            swaps[active_rest] += swapped.long()
-            nonfinite[active_rest] += (asked & ~new.finite).long()
-            if walls.reflect:
-                reflections[active_rest] += (~swapped).long()
-    abandoned = met > max_events
-    back = Particle(*(_where(abandoned, old, new) for old, new in zip(start, p, strict=True)))
-    return back, Tally(events, evaluations, swaps, reflections, nonfinite, abandoned), memo
+    def _bounce(self, rows: Tensor, hit: Crossing, now: Particle) -> None:
+        """A side of the box turns its coordinate of the momentum round."""
+        at = (torch.arange(len(rows), device=rows.device), hit.position, -1 - hit.cell)
+        r = now.r.clone()
+        r[at] = -r[at]
+        self._new_arc(rows, now.x, r, hit.time)
+        self.counts[rows, 3] += 1
 
+    def _cross(self, rows: Tensor, hit: Crossing, now: Particle) -> None:
+        """Swap, reflect or pass at a bisector."""
+        if not len(rows):
+            return
+        each = torch.arange(len(rows), device=rows.device)
+        proposed = now.cell.clone()
+        proposed[each, hit.position] = hit.cell
+        new, asked = self._look(rows, proposed, now)
 
-def _look(rows: Tensor, hit: Crossing, now: Particle, evaluate: Evaluate | None, memo: Memo) -> tuple[Proposal, Tensor]:
-    """What lies beyond the bisectors the rows have met, and for which rows the target had to be asked."""
-    if evaluate is None:
-        impossible = torch.zeros_like(rows, dtype=torch.bool)
-        return Proposal(now.potential, now.centre, impossible), impossible
-    proposed = now.cell.clone()
-    proposed[torch.arange(len(rows), device=rows.device), hit.position] = hit.cell
-    new, known = memo.recall(rows, proposed)
-    asked = ~known
-    if asked.any():
-        answer = evaluate(proposed[asked])
-        memo.store(rows[asked], proposed[asked], answer)
-        for part, value in zip(new, answer, strict=True):
-            part[asked] = value
-    return new, asked
+        old = now.cell[each, hit.position]
+        normal = torch.nn.functional.normalize(self.cells.table[hit.cell] - self.cells.table[old], eps=0)
+        momentum = now.r[each, hit.position]
+        # the branch of the root, not the rounded product, says which way a grazing wall is crossed
+        speed = torch.copysign((momentum * normal).sum(-1), hit.outward.to(momentum.dtype) - 0.5)
+        jump = new.potential - now.potential
+        jump = jump + self.flow.potential(now.x, new.centre) - self.flow.potential(now.x, now.centre)
+        jump = torch.where(new.finite, jump, torch.inf)
+        swapped = speed**2 > 2 * jump
+        after = torch.where(swapped, refracted(speed, jump), -speed if self.walls.reflect else speed)
+        r = now.r.clone()
+        r[each, hit.position] = momentum + (after - speed)[:, None] * normal
 
+        reflected = ~swapped & self.walls.reflect
+        happened = (torch.ones_like(asked), asked, swapped, reflected, asked & ~new.finite)
+        self.counts[rows] += torch.stack(happened, dim=-1).long()
 
-def _cross(
-    cells: Cells,
-    p: Particle,
-    left: Tensor,
-    cursor: Cursor,
-    rows: Tensor,
-    hit: Crossing,
-    now: Particle,
-    flow: Rotation | Straight,
-    walls: Walls,
-    new: Proposal,
-) -> Tensor:
-    """Swap, reflect or pass at the bisectors the rows have met; returns which rows swapped."""
-    each = torch.arange(len(rows), device=rows.device)
-    old = now.cell[each, hit.position]
-    normal = cells.table[hit.cell] - cells.table[old]
-    normal = normal / normal.norm(dim=-1, keepdim=True)
-    momentum = now.r[each, hit.position]
-    # the branch of the root, not the rounded product, says which way a grazing wall is crossed
-    speed = torch.copysign((momentum * normal).sum(-1), hit.outward.to(momentum.dtype) - 0.5)
-    jump = new.potential - now.potential + flow.potential(now.x, new.centre) - flow.potential(now.x, now.centre)
-    jump = torch.where(new.finite, jump, torch.inf)
-    swapped = speed**2 > 2 * jump
-    after = torch.where(swapped, refracted(speed, jump), -speed if walls.reflect else speed)
+        if self.walls.reflect:
+            self._new_arc(rows, now.x, r, hit.time)
+        else:
+            self._new_arc(rows[swapped], now.x[swapped], r[swapped], hit.time[swapped])
+            self._move_cursor(rows, hit, swapped, old)
+        if swapped.any():
+            changed = rows[swapped]
+            self.p.cell[changed], self.p.potential[changed] = proposed[swapped], new.potential[swapped]
+            self.p.centre[changed] = new.centre[swapped]
 
-    turned = swapped | walls.reflect
-    # an open gate that is passed leaves the arc as it is: only the cursor moves on
-    cursor.time[rows[~turned]] = hit.time[~turned]
-    cursor.last[rows[~turned]] = _index(cells, hit)[~turned]
-    r = now.r.clone()
-    r[each, hit.position] = momentum + (after - speed)[:, None] * normal
-    _restart(p, left, cursor, rows[turned], now.x[turned], r[turned], hit.time[turned])
+    def _move_cursor(self, rows: Tensor, hit: Crossing, swapped: Tensor, old: Tensor) -> None:
+        """Open gates: a new arc begins at a known root; a gate that is passed leaves the arc as it is."""
+        index = root_index(hit.position, hit.cell, hit.outward.long(), len(self.cells.table))
+        self.cursor.time[rows] = torch.where(swapped, 0, hit.time)
+        self.cursor.last[rows] = torch.where(swapped, NOWHERE, index)
+        # seen from the new token the same wall belongs to the old one, and is crossed the other way
+        behind = torch.stack([hit.position, old, (~hit.outward).long()], dim=-1)
+        self.cursor.barred[rows[swapped]] = behind[swapped]
 
-    changed = rows[swapped]
-    p.cell[changed, hit.position[swapped]] = hit.cell[swapped]
-    p.potential[changed], p.centre[changed] = new.potential[swapped], new.centre[swapped]
-    # seen from the new token the same wall belongs to the old one, and is crossed the other way
-    cursor.barred[changed] = torch.stack([hit.position, old, (~hit.outward).long()], dim=-1)[swapped]
-    return swapped
+    def _look(self, rows: Tensor, proposed: Tensor, now: Particle) -> tuple[Proposal, Tensor]:
+        """What lies beyond the bisectors, and for which rows the target had to be asked."""
+        if self.evaluate is None:
+            impossible = torch.zeros_like(rows, dtype=torch.bool)
+            return Proposal(now.potential, now.centre, impossible), impossible
+        new, known = self.memo.recall(rows, proposed)
+        asked = ~known
+        if asked.any():
+            answer = self.evaluate(proposed[asked])
+            self.memo.store(rows[asked], proposed[asked], answer)
+            for part, value in zip(new, answer, strict=True):
+                part[asked] = value
+        return new, asked
 
-
-def _remember_left(memo: Memo, rows: Tensor, now: Particle, swapped: Tensor) -> None:
-    """States that are left are remembered too, unless they were evaluated a moment ago."""
-    cell, potential, centre = now.cell[swapped], now.potential[swapped], now.centre[swapped]
-    _, known = memo.recall(rows, cell)
-    finite = torch.ones_like(known)
-    memo.store(rows[~known], cell[~known], Proposal(potential[~known], centre[~known], finite[~known]))
+    def _new_arc(self, rows: Tensor, x: Tensor, r: Tensor, time: Tensor) -> None:
+        self.p.x[rows], self.p.r[rows] = x, r
+        self.left[rows] -= time
 
 
 def refracted(speed: Tensor, jump: Tensor) -> Tensor:
@@ -251,27 +265,6 @@ def refracted(speed: Tensor, jump: Tensor) -> Tensor:
     The paper divides r⊥ by ‖r⊥‖² instead of ‖r⊥‖, which does not keep the energy (docs/deviations.md).
     """
     return torch.copysign((speed**2 - 2 * jump).clamp(min=0).sqrt(), speed)
-
-
-def _restart(p: Particle, left: Tensor, cursor: Cursor, rows: Tensor, x: Tensor, r: Tensor, time: Tensor) -> None:
-    """A new arc begins here and now."""
-    p.x[rows], p.r[rows] = x, r
-    left[rows] -= time
-    cursor.time[rows], cursor.last[rows], cursor.barred[rows] = 0, -1, -1
-
-
-def _box(now: Particle, hit: Crossing) -> tuple[Tensor, Tensor]:
-    """Which rows have met a side of the box, and all momenta with those rows' turned back."""
-    bounced = hit.cell < 0
-    r = now.r.clone()
-    rows = bounced.nonzero().squeeze(-1)
-    at = (rows, hit.position[rows], -1 - hit.cell[rows])
-    r[at] = -r[at]
-    return bounced, r
-
-
-def _index(cells: Cells, hit: Crossing) -> Tensor:
-    return (hit.position * len(cells.table) + hit.cell) * 2 + hit.outward.long()
 
 
 def _rows(p: Particle, rows: Tensor) -> Particle:

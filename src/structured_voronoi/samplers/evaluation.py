@@ -70,10 +70,10 @@ def begin(
                 "start from a state with positive probability"
             )
         return tokens, first
-    if start not in (None, "random"):
+    if not (start is None or (isinstance(start, str) and start == "random")):
         raise SamplingError(
-            f"start {start!r} is not possible for this target: "
-            f"{did_you_mean(str(start), ['random', 'None', 'a tensor of tokens'])}"
+            f"start = {start!r} is not possible for this target; "
+            f"give None, 'random' or an int64 tensor of shape {shape}"
         )
     rng = rng.fork("start")  # retries of one chain must not shift the random numbers of another
     tokens = _random(cells, rng, shape)
@@ -91,15 +91,24 @@ def begin(
 def positive(**values: float | None) -> None:
     """Refuse settings that are not positive finite numbers; None stands for "not set"."""
     for name, value in values.items():
-        if value is not None and not 0 < value < float("inf"):
-            raise SamplingError(f"{name} = {value} is not a positive number; choose one, for example {name}=0.5")
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+            raise SamplingError(f"{name} = {value!r} is not a positive number; choose one, for example {name}=0.5")
 
 
-def one_of(kind: object, **values: str) -> None:
+def whole(**values: int) -> None:
+    """Refuse settings that are not whole numbers of at least 1."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise SamplingError(f"{name} = {value!r} is not a whole number of at least 1; choose one")
+
+
+def one_of(kind: object, **values: object) -> None:
     """Refuse settings that are not among the words of a Literal type."""
     for name, value in values.items():
         if value not in get_args(kind):
-            raise SamplingError(f"{name} = {value!r} is unknown; {did_you_mean(value, get_args(kind))}")
+            raise SamplingError(f"{name} = {value!r} is unknown; {did_you_mean(str(value), get_args(kind))}")
 
 
 def _random(cells: Cells, rng: Rng, shape: tuple[int, int]) -> Tensor:

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.base import Info, Rng, Start, Target, in_blocks, inverse_cdf
-from structured_voronoi.geometry.cells import Cells
+from structured_voronoi.base import Info, Rng, Start, Target, inverse_cdf
+from structured_voronoi.geometry.cells import Cells, products
 from structured_voronoi.samplers.evaluation import Guidance, one_of, positive
 from structured_voronoi.samplers.proposals import State, in_chain_chunks, initial_state, metropolis_hastings
 
@@ -61,6 +61,6 @@ class GibbsWithGradients:
         self, cells: Cells, here: Int[Tensor, "chain n"], gradient: Float[Tensor, "chain n d"]
     ) -> Float[Tensor, "chain choice"]:
         """log q(· | m) over all (position, token), flattened; the current tokens are left out."""
-        slope: Tensor = in_blocks(lambda rows: rows @ cells.table.T, gradient.flatten(0, 1)).view(*here.shape, -1)
+        slope = products(gradient.flatten(0, 1), cells.table).view(*here.shape, -1)
         slope = (slope - (gradient * cells.points(here)).sum(-1, keepdim=True)) / self.temperature
         return slope.scatter(-1, here[..., None], -torch.inf).flatten(1).log_softmax(-1)

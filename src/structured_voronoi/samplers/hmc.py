@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from structured_voronoi.base import Info, Rng, Start, Target
-from structured_voronoi.samplers.evaluation import one_of, positive
+from structured_voronoi.samplers.evaluation import one_of, positive, whole
 from structured_voronoi.samplers.voronoi_measure import (
     Base,
     State,
@@ -30,7 +30,8 @@ class HMC:
     base: Base = "gaussian"
 
     def __post_init__(self) -> None:
-        positive(step_size=self.step_size, leapfrog_steps=self.leapfrog_steps)
+        positive(step_size=self.step_size)
+        whole(leapfrog_steps=self.leapfrog_steps)
         one_of(Base, base=self.base)
 
     def init(self, target: Target, rng: Rng, start: Start) -> State:

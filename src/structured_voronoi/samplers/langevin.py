@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from structured_voronoi.base import Info, Rng, Start, Target
-from structured_voronoi.samplers.evaluation import one_of, positive
+from structured_voronoi.samplers.evaluation import one_of, positive, whole
 from structured_voronoi.samplers.voronoi_measure import (
     Base,
     State,
@@ -35,7 +35,8 @@ class Langevin:
     base: Base = "gaussian"
 
     def __post_init__(self) -> None:
-        positive(step_size=self.step_size, final_step_size=self.final_step_size, decay_steps=self.decay_steps)
+        positive(step_size=self.step_size, final_step_size=self.final_step_size)
+        whole(decay_steps=self.decay_steps)
         one_of(Base, base=self.base)
 
     def init(self, target: Target, rng: Rng, start: Start) -> State:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from structured_voronoi.base import Info, Rng, Start, Target, quiet_info
 from structured_voronoi.geometry.cells import Cells
-from structured_voronoi.samplers.evaluation import begin, cells_of_target, evaluate, positive, steers
+from structured_voronoi.samplers.evaluation import begin, cells_of_target, evaluate, positive, steers, whole
 from structured_voronoi.samplers.langevin import decayed
 from structured_voronoi.samplers.voronoi_measure import kinetic
 
@@ -40,7 +40,8 @@ class MuCoLa:
     metropolis: bool = False
 
     def __post_init__(self) -> None:
-        positive(step_size=self.step_size, final_step_size=self.final_step_size, decay_steps=self.decay_steps)
+        positive(step_size=self.step_size, final_step_size=self.final_step_size)
+        whole(decay_steps=self.decay_steps)
 
     def init(self, target: Target, rng: Rng, start: Start) -> State:
         cells = cells_of_target(target)

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.base import Info, Rng, Start, Target, in_blocks, inverse_cdf
-from structured_voronoi.geometry.cells import Cells
+from structured_voronoi.base import Info, Rng, Start, Target, inverse_cdf
+from structured_voronoi.geometry.cells import Cells, products
 from structured_voronoi.samplers.evaluation import Guidance, one_of, positive
 from structured_voronoi.samplers.proposals import State, in_chain_chunks, initial_state, metropolis_hastings
 
@@ -58,14 +58,14 @@ class PNCG:
     ) -> Float[Tensor, "chain n cell"]:
         """log q(· | m) at every position."""
         points = cells.points(here)
-        slope: Tensor = in_blocks(lambda rows: rows @ cells.table.T, gradient.flatten(0, 1)).view(*here.shape, -1)
+        slope = products(gradient.flatten(0, 1), cells.table).view(*here.shape, -1)
         slope = slope - (gradient * points).sum(-1, keepdim=True)
         if self.norm == 2:
-            inner: Tensor = in_blocks(lambda rows: rows @ cells.table.T, points.flatten(0, 1)).view(*here.shape, -1)
+            inner = products(points.flatten(0, 1), cells.table).view(*here.shape, -1)
             distance = 2 * (cells.half_norm + cells.half_norm[here][..., None] - inner)
         else:
             distance = torch.cdist(points, cells.table, p=self.norm) ** self.norm
-        logits: Tensor = slope / 2 - distance / (2 * self.step_size)
+        logits = slope / 2 - distance / (2 * self.step_size)
         return logits.log_softmax(-1)
 
 

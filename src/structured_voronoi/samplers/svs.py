@@ -38,6 +38,7 @@ from structured_voronoi.samplers.evaluation import (
     one_of,
     positive,
     steers,
+    whole,
 )
 from structured_voronoi.samplers.svs_paper import PaperSVS
 
@@ -101,8 +102,9 @@ class SVS:
     """Bytes that one pass over the vocabulary may hold."""
 
     def __post_init__(self) -> None:
-        positive(turn=self.turn, length=self.length, mass_draws=self.mass_draws, max_events=self.max_events)
-        positive(scale=None if self.scale == "auto" else self.scale, memory=self.memory, remember=self.remember)
+        positive(turn=self.turn, length=self.length)
+        whole(mass_draws=self.mass_draws, max_events=self.max_events, remember=self.remember, memory=self.memory)
+        positive(scale=None if self.scale == "auto" else self.scale)
         one_of(Literal["open", "closed"], walls=self.walls)
         one_of(Literal["gaussian", "uniform"], base=self.base)
         one_of(Guidance, guidance=self.guidance)
@@ -141,9 +143,10 @@ class SVS:
         cell = space.cells.cell_of[tokens]
         centre = self._centre(space, cell, first.field)
         mass = space.masses(cell, centre)
-        state = State(
-            tokens, first.energy, centre, space.cells.points(cell), *mass, empty_memo(self.remember, centre), space
-        )
+        known = Proposal(first.energy + mass.value, centre, first.finite)
+        memo = empty_memo(self.remember, centre)
+        memo.store(torch.arange(len(cell), device=cell.device), cell, known)
+        state = State(tokens, first.energy, centre, space.cells.points(cell), *mass, memo, space)
         if self.walls == "closed":
             for _ in range(SETTLING_TRAJECTORIES):
                 p, _, _ = travel(

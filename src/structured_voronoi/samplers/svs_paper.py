@@ -18,7 +18,7 @@ from torch import Tensor
 
 from structured_voronoi.base import Info, Rng, Start, Target
 from structured_voronoi.geometry.motion import refracted
-from structured_voronoi.samplers.evaluation import one_of, positive
+from structured_voronoi.samplers.evaluation import one_of, positive, whole
 from structured_voronoi.samplers.voronoi_measure import (
     Base,
     Point,
@@ -45,7 +45,8 @@ class PaperSVS:
     """More walls than this in one drift, and the step is rejected."""
 
     def __post_init__(self) -> None:
-        positive(step_size=self.step_size, discontinuity_step=self.discontinuity_step, max_events=self.max_events)
+        positive(step_size=self.step_size, discontinuity_step=self.discontinuity_step)
+        whole(max_events=self.max_events)
         one_of(Base, base=self.base)
 
     def init(self, target: Target, rng: Rng, start: Start) -> State:

@@ -41,7 +41,7 @@ class PottsTarget:
 
     def log_prob(self, tokens: Int[Tensor, "chain n"]) -> Float[Tensor, " chain"]:
         equal = tokens[:, self.edges[:, 0]] == tokens[:, self.edges[:, 1]]
-        return self.coupling * equal.sum(-1) + self.field[tokens].sum(-1)
+        return self.coupling * equal.sum(-1).double() + self.field[tokens].sum(-1)
 
     def log_prob_and_grad(self, tokens: Int[Tensor, "chain n"]) -> tuple[Tensor, Tensor]:
         """[m = m'] is ((q-1) v·v' + 1)/q and field[m] is (q-1)/q Σ_k field[k] v_k·v + const: both linear in v."""
