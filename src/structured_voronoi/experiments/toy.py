@@ -139,7 +139,7 @@ def _at_equal_cost(temperature: float, runs: int, seed: int) -> Rows:
 
 
 def _by_iterations(temperature: float, runs: int, seed: int) -> tuple[Rows, Rows]:
-    """JS after 100, 500, 1000 iterations without burn-in, and the elements drawn at T = 0.25; steps of 1, length 2.5."""
+    """JS after so many iterations without burn-in, and the elements drawn at T = 0.25; steps of 1, length 2.5."""
     samplers: dict[str, Sampler] = {"vs": voronoi(2.5), "hmc": hmc(1.0), "mucola": mucola(1.0)}
     target = toy(temperature)
     rows: Rows = []
