@@ -81,7 +81,8 @@ def test_toy_has_the_promised_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     from structured_voronoi.experiments import toy
 
     monkeypatch.setattr(toy, "side_by_side", lambda work, tasks, *_: [work(task) for task in tasks])
-    for name, small in (("TEMPERATURES", (0.25, 1.0)), ("BURN_IN", 5), ("DRAWS", 10), ("ITERATIONS", (2, 5, 10))):
+    sizes = {"BURN_IN": 5, "SHORT_BURN_IN": 5, "BUDGET": 15, "DRAWS": 10, "ITERATIONS": (2, 5, 10)}
+    for name, small in {"TEMPERATURES": (0.25, 1.0), **sizes}.items():
         monkeypatch.setattr(toy, name, small)
     written = toy.run(tmp_path, runs=8, progress=False)
     assert {path.name for path in written} >= {"toy.json", "toy.md", "toy_js.png", "toy_trajectory.png"}

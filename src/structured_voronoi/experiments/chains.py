@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,9 +27,9 @@ class Runs(NamedTuple):
 
     counts: Int[ndarray, "run element"]
     evaluations: float
-    """Energy evaluations a run, during its draws."""
+    """Energy evaluations a run, burn-in included."""
     events: float
-    """Proposals met a run, during its draws: the cost if nothing were remembered."""
+    """Proposals met a run, burn-in included: the evaluations if nothing were remembered."""
 
 
 def run_chains(
@@ -42,9 +43,10 @@ def run_chains(
 ) -> dict[int, Runs]:
     """``draws`` draws for each thinning, all from one set of chains, after a burn-in."""
     chains = steps(target, sampler, runs, seed)
-    for _ in range(burn_in):
-        next(chains)
     tallies = {every: _Tally(runs, len(target.embeddings)) for every in thin}
+    for tokens, info in islice(chains, burn_in):
+        for tally in tallies.values():
+            tally.add(tokens, info, drawn=False)
     for step in range(1, draws * max(thin) + 1):
         tokens, info = next(chains)
         for every, tally in tallies.items():

@@ -82,8 +82,8 @@ def js_picture(rows: list[dict[str, Any]]) -> Figure:
     figure, axes = new_figure(15, 4, ncols=4, width_ratios=(1, 1, 1, 0.8))
     titles = {
         "paper": "the paper's settings: ε = α = 0.1",
-        "equal_evaluations": "best step, one energy evaluation a draw",
-        "equal_proposals": "best step, one proposal a draw",
+        "equal_evaluations": "best step, at most 300 energy evaluations",
+        "equal_proposals": "best step, 300 proposals (nothing remembered)",
     }
     for axis, (setting, title) in zip(axes, titles.items(), strict=False):
         for name in ("independent", "mucola", "hmc", "vs_paper", "vs"):
