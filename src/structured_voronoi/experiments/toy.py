@@ -165,8 +165,8 @@ def _markdown(rows: list[dict[str, Any]], iterations: list[dict[str, Any]], runs
         "# Toy: four cells in the plane",
         f"Mean JS divergence in nats with 95 % intervals over {runs} independent runs of {BURN_IN} burn-in iterations "
         f"({SHORT_BURN_IN} except at the paper's settings) and {DRAWS} draws; seed {seed}. Evaluations and proposals "
-        "are per run, burn-in included. A proposal is an event of VS and a step of the others. VS remembers the last eight "
-        f"states it has evaluated, here all there are. Budget at equal cost: {BUDGET}.",
+        "are per run, burn-in included. A proposal is an event of VS and a step of the others. VS remembers the last "
+        f"eight states it has evaluated, here all there are. Budget at equal cost: {BUDGET}.",
     ]
     settings = dict.fromkeys(row["setting"] for row in rows)
     for setting in settings:
