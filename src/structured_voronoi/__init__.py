@@ -15,13 +15,17 @@ if TYPE_CHECKING:
     from structured_voronoi.base import Rng as Rng
     from structured_voronoi.base import SamplingError as SamplingError
     from structured_voronoi.run.sampling import sample as sample
+    from structured_voronoi.samplers.ancestral import Ancestral as Ancestral
+    from structured_voronoi.samplers.cycle import Cycle as Cycle
     from structured_voronoi.samplers.gwg import GibbsWithGradients as GibbsWithGradients
     from structured_voronoi.samplers.hmc import HMC as HMC
     from structured_voronoi.samplers.langevin import Langevin as Langevin
     from structured_voronoi.samplers.mucola import MuCoLa as MuCoLa
     from structured_voronoi.samplers.pncg import PNCG as PNCG
+    from structured_voronoi.samplers.refresh import Refresh as Refresh
     from structured_voronoi.samplers.svs import SVS as SVS
     from structured_voronoi.targets.categorical import CategoricalTarget as CategoricalTarget
+    from structured_voronoi.targets.language_model import LanguageModel as LanguageModel
     from structured_voronoi.targets.potts import PottsTarget as PottsTarget
     from structured_voronoi.targets.tabular import TabularTarget as TabularTarget
 
@@ -36,9 +40,13 @@ _HOMES = {
     "MuCoLa": "samplers.mucola",
     "PNCG": "samplers.pncg",
     "GibbsWithGradients": "samplers.gwg",
+    "Ancestral": "samplers.ancestral",
+    "Refresh": "samplers.refresh",
+    "Cycle": "samplers.cycle",
     "CategoricalTarget": "targets.categorical",
     "TabularTarget": "targets.tabular",
     "PottsTarget": "targets.potts",
+    "LanguageModel": "targets.language_model",
 }
 __all__ = sorted(_HOMES)
 

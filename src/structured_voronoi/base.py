@@ -28,6 +28,7 @@ class Target(Protocol):
 
     * ``log_prob_and_grad(tokens) -> (log_prob, (chains, N, d))``: also its gradient at the embeddings;
     * ``guide(tokens) -> (chains, N, d)``: a steering field that is cheaper than the gradient;
+      ``log_prob_and_guide(tokens)`` gives both from one evaluation;
     * ``allowed``, bool (M,): the tokens that may be sampled;
     * ``box``, a number: every coordinate of x lies in [-box, box] (the paper's compact set K).
     """
@@ -45,6 +46,17 @@ class Enumerable(Target, Protocol):
 
     def support(self) -> Int[Tensor, "state n"]: ...
     def probabilities(self) -> Float[Tensor, " state"]: ...
+
+
+@runtime_checkable
+class Autoregressive(Target, Protocol):
+    """A target that draws each token given those before it: what redrawing moves need.
+
+    Optional: ``extend(tokens, start, stop, levels)``, which redraws a range of positions with a cache, and
+    ``normalised``, unset where something stands on the right of the tokens.
+    """
+
+    def conditionals(self, tokens: Int[Tensor, "chain n"], start: int) -> Float[Tensor, "chain rest token"]: ...
 
 
 class Info(NamedTuple):
@@ -80,6 +92,17 @@ def quiet_info(energy: Float[Tensor, " chain"]) -> Info:
     """The report of a step in which nothing happened: the starting point for every sampler's counts."""
     zero = torch.zeros(len(energy), dtype=torch.int64, device=energy.device)
     return Info(energy, zero, zero, zero, zero, zero, zero.bool(), zero)
+
+
+def added(first: Info, second: Info) -> Info:
+    """The report of two steps: counts are added, flags or-ed, of real numbers the later is kept."""
+    return Info(*(_added(a, b) for a, b in zip(first, second, strict=True)))
+
+
+def _added(first: Any, second: Any) -> Any:
+    if first is None or second is None or second.is_floating_point():
+        return first if second is None else second
+    return first | second if second.dtype == torch.bool else first + second
 
 
 Start = Literal["random", "ancestral"] | Int[Tensor, "chain n"] | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, TextIO
 
 from cyclopts import App, CycloptsError, Parameter
 
@@ -29,15 +29,125 @@ SAMPLERS = {
     "MuCoLa": "Langevin steps projected to embeddings, uncorrected by default",
     "PNCG": "norm-constrained gradient proposal with Metropolis; exact",
     "GibbsWithGradients": "one position at a time, proposed by the gradient; exact",
+    "Refresh": "blocks of tokens redrawn from the language model; exact",
+    "Cycle": "several samplers in turn",
+    "Ancestral": "each token given those before it; exact where nothing stands on the right",
 }
 TARGETS = {
     "CategoricalTarget": "one token from a distribution over embedded elements, inside a box",
     "TabularTarget": "any table over [M]^N; its truth is known",
+    "LanguageModel": "p(text | prompt) of the bundled model, a Hugging Face model or a GGUF file",
     "PottsTarget": "the Potts and Ising models on a square lattice",
 }
 
+TEXT_SAMPLERS = ("svs+refresh", "svs", "refresh", "ancestral", "svs-paper", "langevin", "mucola", "pncg", "gwg")
+
 Out = Annotated[Path, Parameter(help="Folder for NAME.json, NAME.md and pictures.")]
 Seed = Annotated[int, Parameter(help="Seed of all random streams.")]
+
+
+@app.command
+def sample(
+    *,
+    model: Annotated[str, Parameter(help="`bundled`, a Hugging Face hub name, a folder, or a .gguf file.")] = "bundled",
+    prompt: Annotated[str, Parameter(help="Text on the left.")] = "",
+    suffix: Annotated[str, Parameter(help="Text on the right: the model fills the gap.")] = "",
+    length: Annotated[int, Parameter(help="Tokens of each text.")] = 20,
+    ends: Annotated[bool, Parameter(help="Complete texts: weigh by the probability of the end.")] = False,
+    n: Annotated[int, Parameter(name="-n", help="Texts, each from a chain of its own.")] = 8,
+    sampler: Annotated[str, Parameter(help=f"One of {', '.join(TEXT_SAMPLERS)}.")] = "svs+refresh",
+    scale: Annotated[
+        float | None, Parameter(help="Width of SVS in nearest-neighbour distances; tuned if left out.")
+    ] = None,
+    warmup: Annotated[int, Parameter(help="Steps of each chain before its text.")] = 20,
+    thin: Annotated[int, Parameter(help="Further steps to the text.")] = 1,
+    start: Annotated[Literal["ancestral", "random"], Parameter(help="Where chains start.")] = "ancestral",
+    seed: Seed = 0,
+    out: Annotated[Path | None, Parameter(help="JSONL file, one line a text.")] = None,
+    device: Annotated[str, Parameter(help="cpu, cuda, …")] = "cpu",
+    dtype: Annotated[str, Parameter(help="float32, float64, bfloat16 or float16.")] = "float32",
+) -> int:
+    """Draw texts from a language model; they appear as they come.
+
+    Example: svs sample -n 4 --length 24 --prompt "Near the old bridge" --out texts.jsonl
+    """
+    import json
+
+    from structured_voronoi.base import SamplingError, did_you_mean
+
+    for name, value, least in (("-n", n, 1), ("--warmup", warmup, 0), ("--thin", thin, 1)):
+        if value < least:
+            raise SamplingError(f"{name} {value} is too small; use {least} or more")
+    if sampler not in TEXT_SAMPLERS:
+        raise SamplingError(f"unknown sampler {sampler!r}; {did_you_mean(sampler, TEXT_SAMPLERS)}")
+    file = _open_for_writing(out)
+
+    from structured_voronoi.run.texts import closing_line, draw_texts
+    from structured_voronoi.samplers.choices import text_sampler
+    from structured_voronoi.targets.language_model import LanguageModel
+
+    target = LanguageModel.load(
+        model, prompt=prompt, length=length, suffix=suffix, ends=ends, device=device, dtype=dtype
+    )
+    left_out = ", ".join(f"{count} {why}" for why, count in target.excluded.items() if count)
+    print(f"svs: tokens left out: {left_out or 'none'}", file=sys.stderr)
+    chosen, batches = text_sampler(sampler, scale), []
+    for batch in draw_texts(target, chosen, n, warmup + thin, seed, start):
+        batches.append(batch)
+        for text in batch.texts:
+            print(text.text, flush=True)
+            if file is not None:
+                file.write(json.dumps(text._asdict(), ensure_ascii=False) + "\n")
+                file.flush()
+    print(f"svs: {closing_line(batches, chosen, length)}", file=sys.stderr)
+    return 0
+
+
+def _open_for_writing(path: Path | None) -> TextIO | None:
+    """The file, opened before the long work, not after it."""
+    if path is None:
+        return None
+    try:
+        return path.open("w", encoding="utf-8")
+    except OSError as error:
+        from structured_voronoi.base import SamplingError
+
+        raise SamplingError(f"--out {path} cannot be written ({error.strerror}); choose another file") from error
+
+
+train = App(name="train", help="Train models of your own.")
+app.command(train)
+
+
+@train.command(name="lm")
+def train_lm(
+    *,
+    data: Annotated[
+        str, Parameter(help="`builtin`, a folder with trainset.csv and devset.csv, a .csv, or a text file.")
+    ],
+    out: Annotated[Path, Parameter(help="Folder for the model, as Hugging Face reads it.")],
+    epochs: Annotated[float, Parameter(help="Passes over the texts.")] = 1.0,
+    seed: Seed = 0,
+    half: Annotated[bool, Parameter(help="Store float16 weights.")] = False,
+) -> int:
+    """Train a small GPT-2 with a tokenizer of its own; run the same command again to go on after a stop.
+
+    Example: svs train lm --data builtin --out my-model
+    """
+    from structured_voronoi.base import SamplingError
+    from structured_voronoi.experiments.report import writable_folder
+    from structured_voronoi.models.corpora import load_corpus
+    from structured_voronoi.models.training import Recipe, train_language_model
+    from structured_voronoi.run.progress import progress_bar
+
+    if not 0 < epochs < 1000:
+        raise SamplingError(f"--epochs {epochs}: choose a positive number, 1 for example")
+    corpus, recipe = load_corpus(data), Recipe(epochs=epochs, seed=seed)
+    folder = writable_folder(out)
+    with progress_bar(recipe.steps(len(corpus.train)), show=True, what="training") as tick:
+        report = train_language_model(corpus, folder, recipe, tick, half)
+    print(f"{folder}: held-out perplexity {report['held_out_perplexity']:.2f} a token ({report['texts']:,} texts)")
+    return 0
 
 
 @app.command
@@ -102,7 +212,7 @@ def verify(
             numbers = (f"{fit.tv:.4f}", f"{fit.floor:.4f}", f"{fit.ratio:.2f}", f"{fit.p_value:.2g}")
             row = (verdict.case.sampler, verdict.case.target, *numbers, f"{verdict.found.moved:.0%}", verdict.word)
             grid.add_row(*row, style="bold red" if verdict.word == "FAILED" else None)
-            tick(None)
+            tick()
     Console(width=None if sys.stdout.isatty() else 120).print(grid)
     print(f"{failed} of {sum(case.claims_exact for case in cases())} claims of exactness failed ({chains:,} chains).")
     return int(failed > 0)

@@ -101,7 +101,7 @@ def side_by_side(work: Callable[[Any], Any], tasks: Sequence[Any], what: str, pr
         results = []
         for result in pool.imap(work, tasks):
             results.append(result)
-            tick(None)
+            tick()
         return results
 
 

@@ -29,7 +29,7 @@ def run(out: Path, runs: int = 400, seed: int = 0, progress: bool = True) -> lis
         for tokens, dimensions in SETTINGS:
             for step in STEPS:
                 rows += _compare(tokens, dimensions, step, runs, seed)
-                tick(None)
+                tick()
     header = ["M", "d", "ε", "α", "finder", "trajectories wrong", "of them with crossings", "energy evaluations"]
     body = [
         [

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
-
-from structured_voronoi.base import Info
+from collections.abc import Iterator
+from typing import Protocol
 
 
 def wanted() -> bool:
@@ -15,13 +14,19 @@ def wanted() -> bool:
     return sys.stderr.isatty() and not os.environ.get("CI")
 
 
-def _silence(info: Info | None = None) -> None:
+def _silence(note: str = "", steps: int = 1) -> None:
     pass
 
 
+class Tick(Protocol):
+    """To be called after each step, with a word on how it goes."""
+
+    def __call__(self, note: str = "", steps: int = 1) -> None: ...
+
+
 @contextlib.contextmanager
-def progress_bar(total: int, show: bool, what: str = "sampling") -> Iterator[Callable[[Info | None], None]]:
-    """Yields a function to call after each step; it shows the time left and, given an Info, the mean energy."""
+def progress_bar(total: int, show: bool, what: str = "sampling") -> Iterator[Tick]:
+    """Yields a function to call after each step; the bar shows the time left and the last note."""
     if not (show and wanted()):
         yield _silence
         return
@@ -46,8 +51,7 @@ def progress_bar(total: int, show: bool, what: str = "sampling") -> Iterator[Cal
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=total, note="")
 
-        def tick(info: Info | None = None) -> None:
-            note = "" if info is None else f"energy {float(info.energy.mean()):.2f}"
-            bar.update(task, advance=1, note=note)
+        def tick(note: str = "", steps: int = 1) -> None:
+            bar.update(task, advance=steps, note=note)
 
         yield tick

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from structured_voronoi.base import Info, Rng, Sampler, SamplingError, Start, Target
+from structured_voronoi.base import Info, Rng, Sampler, SamplingError, Start, Target, added
 from structured_voronoi.run.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -80,30 +80,19 @@ def sample(
         for _ in range(warmup):
             state, info = sampler.step(target, rng, state)
             warmup_cost += int(info.evaluations.sum())
-            tick(info)
+            tick(f"energy {float(info.energy.mean()):.2f}")
         for _ in range(draws):
             state, info = sampler.step(target, rng, state)
             for _ in range(thin - 1):
                 state, more = sampler.step(target, rng, state)
                 info = added(info, more)
             recorder.add(state.tokens, info)
-            tick(info)
+            tick(f"energy {float(info.energy.mean()):.2f}")
         interrupted = False
     if recorder.count == 0:
         raise SamplingError("interrupted before the first draw: nothing to return; run again with a shorter warm-up")
     settings = {"chains": chains, "draws": draws, "warmup": warmup, "thin": thin, "seed": seed}
     return _tree(recorder, sampler, target, settings, warmup_cost, interrupted)
-
-
-def added(first: Info, second: Info) -> Info:
-    """The report of two steps: counts are added, flags or-ed, of real numbers the later is kept."""
-    return Info(*(_added(a, b) for a, b in zip(first, second, strict=True)))
-
-
-def _added(first: Any, second: Any) -> Any:
-    if second is None or second.is_floating_point():
-        return second
-    return first | second if second.dtype == torch.bool else first + second
 
 
 def _tree(

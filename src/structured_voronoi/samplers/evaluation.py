@@ -10,6 +10,7 @@ from torch import Tensor
 
 from structured_voronoi.base import Rng, SamplingError, Start, Target, did_you_mean, in_blocks
 from structured_voronoi.geometry.cells import MEMORY, Cells, cells_of
+from structured_voronoi.samplers.autoregressive import ancestral_tokens
 
 Guidance = Literal["forward", "full", "none"]
 
@@ -27,7 +28,9 @@ def evaluate(target: Target, tokens: Int[Tensor, "row n"], guidance: Guidance = 
     dtype = target.embeddings.dtype
 
     def of(block: Tensor) -> tuple[Tensor, Tensor]:
-        if guidance == "forward" and hasattr(target, "guide"):
+        if guidance == "forward" and hasattr(target, "log_prob_and_guide"):
+            log_prob, field = target.log_prob_and_guide(block)
+        elif guidance == "forward" and hasattr(target, "guide"):
             log_prob, field = target.log_prob(block), target.guide(block)
         elif guidance != "none" and hasattr(target, "log_prob_and_grad"):
             log_prob, field = target.log_prob_and_grad(block)
@@ -43,9 +46,9 @@ def evaluate(target: Target, tokens: Int[Tensor, "row n"], guidance: Guidance = 
 
 def steers(target: Target, guidance: Guidance) -> bool:
     """Does an evaluation with this guidance also take a field from the target?"""
-    return (guidance == "forward" and hasattr(target, "guide")) or (
-        guidance != "none" and hasattr(target, "log_prob_and_grad")
-    )
+    if guidance == "forward" and (hasattr(target, "log_prob_and_guide") or hasattr(target, "guide")):
+        return True
+    return guidance != "none" and hasattr(target, "log_prob_and_grad")
 
 
 def cells_of_target(target: Target, dimensions: int | None = None, memory: int = MEMORY) -> Cells:
@@ -70,20 +73,25 @@ def begin(
                 "start from a state with positive probability"
             )
         return tokens, first
-    if not (start is None or (isinstance(start, str) and start == "random")):
-        raise SamplingError(
-            f"start = {start!r} is not possible for this target; "
-            f"give None, 'random' or an int64 tensor of shape {shape}"
-        )
     rng = rng.fork("start")  # retries of one chain must not shift the random numbers of another
-    tokens = _random(cells, rng, shape)
+    if start is None:
+        start = "ancestral" if hasattr(target, "conditionals") else "random"
+    if not isinstance(start, str) or start not in ("random", "ancestral"):
+        raise SamplingError(
+            f"start = {start!r} is not possible; give None, 'random', 'ancestral' or an int64 tensor of shape {shape}"
+        )
+
+    def drawn() -> Tensor:
+        return ancestral_tokens(target, rng) if start == "ancestral" else _random(cells, rng, shape)
+
+    tokens = drawn()
     for _ in range(100):
         first = evaluate(target, tokens, guidance)
         if first.finite.all():
             return tokens, first
-        tokens = torch.where(first.finite[:, None], tokens, _random(cells, rng, shape))
+        tokens = torch.where(first.finite[:, None], tokens, drawn())
     raise SamplingError(
-        f"{int((~first.finite).sum())} of {len(rng)} chains found no state of finite energy in 100 random tries; "
+        f"{int((~first.finite).sum())} of {len(rng)} chains found no state of finite energy in 100 tries; "
         "give a start: `start=tokens` of shape (chains, N)"
     )
 

@@ -189,6 +189,29 @@ class SVS:
             info = info._replace(log_mass=new.log_mass, unreliable=new.unreliable)
         return new, info
 
+    def resume(self, target: Target, state: State, tokens: Int[Tensor, "chain n"]) -> tuple[State, Tensor]:
+        """The state after another sampler has moved the tokens, and for which chains it had to be evaluated.
+
+        Closed walls are refused: their point would have to settle in the new cell first.
+        """
+        if self.walls == "closed":
+            raise SamplingError("SVS with closed walls cannot take part in a cycle; use walls='open'")
+        rows = (tokens != state.tokens).any(-1).nonzero().squeeze(-1)
+        energy, centre, asked = state.energy.clone(), state.centre.clone(), torch.zeros_like(state.unreliable)
+        memo = state.memo
+        if len(rows):
+            cell = state.space.cells.cell_of[tokens[rows]]
+            new, known = memo.recall(rows, cell)
+            asked[rows] = ~known
+            if not known.all():
+                memo = Memo(*(part.clone() for part in memo))
+                answer = self._evaluator(target, state.space)(cell[~known])
+                memo.store(rows[~known], cell[~known], answer)
+                for part, value in zip(new, answer, strict=True):
+                    part[~known] = value
+            energy[rows], centre[rows] = new.potential, new.centre
+        return state._replace(tokens=tokens, energy=energy, centre=centre, memo=memo), asked
+
     @property
     def _walls(self) -> Walls:
         return OPEN if self.walls == "open" else CLOSED

@@ -1,0 +1,87 @@
+"""Load a language model and its tokenizer: the bundled one, a hub name, a folder, or a GGUF file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from structured_voronoi.base import SamplingError
+
+BUNDLED = Path(__file__).parent / "bundled"
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Loaded(NamedTuple):
+    """A causal language model, ready to evaluate, and its tokenizer."""
+
+    model: Any
+    tokenizer: Any
+
+
+def load_model(name: str, device: str = "cpu", dtype: str = "float32") -> Loaded:
+    """``bundled``, a Hugging Face hub name, a local folder, or a .gguf file. Only safetensors, never remote code."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
+
+    if dtype not in DTYPES:
+        raise SamplingError(f"dtype {dtype!r} is unknown; choose from {', '.join(DTYPES)}")
+    where, options = _place(name)
+    disable_progress_bar()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False, **options)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            where, dtype=DTYPES[dtype], trust_remote_code=False, use_safetensors=None if options else True, **options
+        )
+    except Exception as error:  # the libraries below raise many kinds; each means that this model cannot be had
+        raise SamplingError(_reason(name, error)) from error
+    model.eval().requires_grad_(False).to(device)
+    _refuse_unusual_head(name, model)
+    return Loaded(model, tokenizer)
+
+
+def _place(name: str) -> tuple[str, dict[str, Any]]:
+    if name == "bundled":
+        return str(BUNDLED), {}
+    path = Path(name)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise SamplingError(f"model {name}: there is no such file; give the path of a .gguf file")
+        return str(path.parent), {"gguf_file": path.name}
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise SamplingError(f"model {name}: the folder holds no config.json; give a folder saved by `save_pretrained`")
+    return name, {}
+
+
+def _reason(name: str, error: Exception) -> str:
+    """One line about why a model did not load, with the remedy."""
+    said = " ".join(str(error).split())[:200]
+    if Path(name).exists():
+        return f"model {name} cannot be loaded: {said}; the file may be damaged or incomplete: copy it again"
+    return (
+        f"model {name!r} is neither `bundled`, a folder nor a .gguf file, and the Hugging Face hub did not give it "
+        f"({type(error).__name__}: {said}); check the name, or the connection, or give a local folder"
+    )
+
+
+def _refuse_unusual_head(name: str, model: Any) -> None:
+    """Logits must be hidden states times the output table: the guidance without a backward pass relies on it."""
+    ids = torch.zeros(1, 2, dtype=torch.int64, device=model.device)
+    with torch.no_grad():
+        plain = head(model, hidden_states(model, ids))
+        whole = model(input_ids=ids).logits
+    if not torch.allclose(plain.double(), whole.double(), atol=1e-3, rtol=1e-3):
+        raise SamplingError(f"model {name} changes its logits after the output table: not supported; use another")
+
+
+def hidden_states(model: Any, ids: Tensor | None = None, embeds: Tensor | None = None) -> Tensor:
+    """The last hidden states, after the final normalisation."""
+    states: Tensor = model.base_model(input_ids=ids, inputs_embeds=embeds, use_cache=False).last_hidden_state
+    return states
+
+
+def head(model: Any, hidden: Tensor) -> Tensor:
+    logits: Tensor = model.get_output_embeddings()(hidden)
+    return logits

@@ -1,0 +1,84 @@
+"""Texts from a language model, one chain a text, a few chains at a time so that the first texts come soon."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from structured_voronoi.base import Info, Rng, Sampler, Start, added
+from structured_voronoi.targets.language_model import LanguageModel
+
+CHAINS_AT_A_TIME = 16
+
+
+class Text(NamedTuple):
+    """One draw, as it is written to a JSONL file."""
+
+    chain: int
+    draw: int
+    text: str
+    tokens: list[int]
+    log_prob: float
+    """Of the language model alone."""
+    energy: float
+    """U, with everything that weighs on the draw."""
+
+
+class Batch(NamedTuple):
+    """The texts of some chains, and what their way there was like."""
+
+    texts: list[Text]
+    energies: np.ndarray
+    """(chain, step): to see whether the chains mixed."""
+    first: np.ndarray
+    """(chain, position): the tokens they started from."""
+    info: Info
+
+
+def draw_texts(
+    target: LanguageModel, sampler: Sampler, count: int, steps: int, seed: int, start: Start = None
+) -> Iterator[Batch]:
+    """``count`` texts, each after ``steps`` steps of a chain of its own."""
+    if hasattr(sampler, "tuned"):
+        sampler = sampler.tuned(target, seed)
+    for begin in range(0, count, CHAINS_AT_A_TIME):
+        chains = range(begin, min(begin + CHAINS_AT_A_TIME, count))
+        rng = Rng(seed, list(chains), device=target.embeddings.device)
+        state: Any = sampler.init(target, rng, start)
+        first, total, energies = state.tokens.cpu().numpy(), None, []
+        for _ in range(steps):
+            state, info = sampler.step(target, rng, state)
+            total = info if total is None else added(total, info)
+            energies.append(info.energy.double().cpu().numpy())
+        assert total is not None
+        log_prob = target.log_prob(state.tokens).tolist()
+        texts = [
+            Text(chain, 0, target.decode(tokens), tokens.tolist(), log_prob[i], float(total.energy[i]))
+            for i, (chain, tokens) in enumerate(zip(chains, state.tokens, strict=True))
+        ]
+        yield Batch(texts, np.stack(energies, axis=1), first, total)
+
+
+def closing_line(batches: list[Batch], sampler: Sampler, length: int) -> str:
+    """Whether the chains mixed: effective samples of the energy, tokens changed, cost."""
+    energies = np.concatenate([batch.energies for batch in batches])
+    last = np.array([text.tokens for batch in batches for text in batch.texts])
+    changed = float((last != np.concatenate([batch.first for batch in batches])).mean())
+    evaluations = float(torch.cat([batch.info.evaluations for batch in batches]).double().mean())
+    lost = int(torch.cat([batch.info.nonfinite for batch in batches]).sum())
+    parts = [
+        f"{len(last)} texts of {length} tokens",
+        f"{changed:.0%} of tokens changed since the start",
+        f"{evaluations:.0f} evaluations a text",
+    ]
+    if energies.shape[1] >= 4 and np.ptp(energies) > 0:
+        import arviz_stats
+
+        effective = float(arviz_stats.ess(energies)) / len(energies)
+        parts.insert(1, f"energy: {effective:.1f} effective samples in {energies.shape[1]} steps")
+    if lost:
+        parts.append(f"{lost} proposals had no finite energy and were refused")
+    return "; ".join(parts) + "."

@@ -1,0 +1,56 @@
+"""What the samplers that redraw tokens ask of an autoregressive target."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from structured_voronoi.base import BLOCK, Autoregressive, Rng, SamplingError, Target, in_blocks, inverse_cdf
+
+
+def autoregressive(target: Target, what: str) -> Autoregressive:
+    """The target, or an error if it has no conditionals."""
+    if not hasattr(target, "conditionals"):
+        raise SamplingError(
+            f"{what} needs a target with `conditionals(tokens, start)`, a language model for example, and "
+            f"{type(target).__name__} has none; use another sampler or start"
+        )
+    return target  # type: ignore[return-value]
+
+
+def redrawn(
+    target: Autoregressive, tokens: Int[Tensor, "chain n"], start: int, stop: int, levels: Float[Tensor, "chain count"]
+) -> Int[Tensor, "chain n"]:
+    """The tokens with positions ``start`` to ``stop`` drawn from the target given those before them."""
+    extra = -len(tokens) % BLOCK
+    if extra:  # padded to whole blocks, so that a chain's tokens do not depend on the chains beside it
+        tokens = torch.cat([tokens, tokens[-1:].expand(extra, -1)])
+        levels = torch.cat([levels, levels[-1:].expand(extra, -1)])
+    if hasattr(target, "extend"):
+        tokens = target.extend(tokens, start, stop, levels)
+    else:
+        tokens = tokens.clone()
+        for n in range(start, stop):
+            tokens[:, n] = inverse_cdf(target.conditionals(tokens, n)[:, 0], levels[:, n - start])
+    return tokens[: len(tokens) - extra]
+
+
+def token_log_probs(target: Autoregressive, tokens: Int[Tensor, "chain n"]) -> Float[Tensor, "chain n"]:
+    """log p of each token given those before it."""
+
+    def of(block: Tensor) -> Tensor:
+        if hasattr(target, "token_log_probs"):
+            return target.token_log_probs(block)  # type: ignore[no-any-return]
+        return target.conditionals(block, 0).gather(-1, block[..., None]).squeeze(-1)
+
+    scored: Tensor = in_blocks(of, tokens)
+    return scored
+
+
+def ancestral_tokens(target: Target, rng: Rng) -> Int[Tensor, "chain n"]:
+    """Independent draws from an autoregressive target, one a chain."""
+    model = autoregressive(target, "an ancestral start")
+    some = int(torch.as_tensor(getattr(target, "allowed", torch.ones(1))).long().argmax())
+    blank = torch.full((len(rng), target.length), some, device=target.embeddings.device)
+    return redrawn(model, blank, 0, target.length, rng.uniform(target.length))

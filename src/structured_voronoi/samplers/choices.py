@@ -1,0 +1,30 @@
+"""Samplers by the names that the command line uses, with settings that suit text."""
+
+from __future__ import annotations
+
+from structured_voronoi.base import Sampler
+from structured_voronoi.samplers.ancestral import Ancestral
+from structured_voronoi.samplers.cycle import Cycle
+from structured_voronoi.samplers.gwg import GibbsWithGradients
+from structured_voronoi.samplers.langevin import Langevin
+from structured_voronoi.samplers.mucola import MuCoLa
+from structured_voronoi.samplers.pncg import PNCG
+from structured_voronoi.samplers.refresh import Refresh
+from structured_voronoi.samplers.svs import SVS
+
+
+def text_sampler(name: str, scale: float | None = None) -> Sampler:
+    """A sampler for text; the paper's methods have the paper's settings for language models."""
+    svs = SVS(scale="auto" if scale is None else scale, dimensions=32)
+    samplers: dict[str, Sampler] = {
+        "svs+refresh": Cycle(svs, Refresh()),
+        "svs": svs,
+        "refresh": Refresh(),
+        "ancestral": Ancestral(),
+        "svs-paper": SVS.paper(1.0, 0.4, metropolis=False),
+        "langevin": Langevin(1.0),
+        "mucola": MuCoLa(1.0),
+        "pncg": PNCG(1.0),
+        "gwg": GibbsWithGradients(),
+    }
+    return samplers[name]

@@ -1,0 +1,205 @@
+"""A language model as a target: p(m | prompt) over N tokens, with text on the right if there is any."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from structured_voronoi.base import SamplingError, inverse_cdf
+from structured_voronoi.models.loading import head, hidden_states, load_model
+
+
+class LanguageModel:
+    """p(m | prompt), times p(suffix | prompt, m), times p(EOS | …) if ``ends``.
+
+    Tokens that are not allowed have logits of -inf at every sampled position, so that without suffix and ``ends`` this
+    is a normalised autoregressive model, and ancestral sampling is its truth. The suffix and the end are scored by the
+    unmasked model. The geometry is the output table; with tied embeddings that is the input table too.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        prompt: str = "",
+        length: int = 20,
+        suffix: str = "",
+        ends: bool = False,
+        allowed: list[int] | None = None,
+    ) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        self.length, self.ends, self.prompt, self.suffix = length, ends, prompt, suffix
+        self.device = model.device
+        self.embeddings: Float[Tensor, "token d"] = model.get_output_embeddings().weight.detach()
+        self.allowed, self.excluded = self._mask(allowed)
+        self._fitted: Tensor | None = None
+        self._before = self._context(prompt)
+        after = tokenizer(suffix, add_special_tokens=False)["input_ids"] if suffix else []
+        if ends:
+            if tokenizer.eos_token_id is None:
+                raise SamplingError("ends=True needs an end-of-text token and this tokenizer has none; leave it out")
+            after = [*after, tokenizer.eos_token_id]
+        self._after = torch.tensor(after, dtype=torch.int64, device=self.device)
+        self._check_length()
+
+    @classmethod
+    def load(
+        cls,
+        name: str = "bundled",
+        *,
+        prompt: str = "",
+        length: int = 20,
+        suffix: str = "",
+        ends: bool = False,
+        allowed: list[int] | None = None,
+        device: str = "cpu",
+        dtype: str = "float32",
+    ) -> Self:
+        """``bundled``, a Hugging Face hub name, a folder, or a .gguf file."""
+        loaded = load_model(name, device, dtype)
+        return cls(loaded.model, loaded.tokenizer, prompt, length, suffix, ends, allowed)
+
+    def decode(self, tokens: Int[Tensor, " n"]) -> str:
+        return str(self.tokenizer.decode(tokens.tolist()))
+
+    @torch.no_grad()
+    def log_prob(self, tokens: Int[Tensor, "chain n"]) -> Float[Tensor, " chain"]:
+        scored, after = self._scores(hidden_states(self.model, self._ids(tokens)), tokens)
+        return scored.sum(-1) + after
+
+    @torch.no_grad()
+    def log_prob_and_guide(self, tokens: Int[Tensor, "chain n"]) -> tuple[Tensor, Tensor]:
+        """Also the hidden state that predicts each token: the part of the gradient that needs no backward pass."""
+        hidden = hidden_states(self.model, self._ids(tokens))
+        scored, after = self._scores(hidden, tokens)
+        return scored.sum(-1) + after, self._predicting(hidden)
+
+    def log_prob_and_grad(self, tokens: Int[Tensor, "chain n"]) -> tuple[Tensor, Tensor]:
+        """The whole gradient: each token as an output (the hidden state) and as an input (by backpropagation).
+
+        Where input and output tables differ, the input part is brought into the output table's space by least squares.
+        """
+        table = self.model.get_input_embeddings()
+        with torch.enable_grad():
+            embeds = table(self._ids(tokens)).detach().requires_grad_()
+            hidden = hidden_states(self.model, embeds=embeds)
+            scored, after = self._scores(hidden, tokens)
+            total = scored.sum(-1) + after
+            (gradient,) = torch.autograd.grad(total.sum(), embeds)
+        start = len(self._before)
+        as_input = gradient[:, start : start + self.length]
+        if self._input_map is not None:
+            as_input = as_input @ self._input_map.T
+        return total.detach(), self._predicting(hidden).detach() + as_input
+
+    @torch.no_grad()
+    def token_log_probs(self, tokens: Int[Tensor, "chain n"]) -> Float[Tensor, "chain n"]:
+        """log p of each token given those before it."""
+        return self._scores(hidden_states(self.model, self._ids(tokens)), tokens)[0]
+
+    @property
+    def normalised(self) -> bool:
+        """Does nothing stand on the right of the tokens?"""
+        return not len(self._after)
+
+    @torch.no_grad()
+    def conditionals(self, tokens: Int[Tensor, "chain n"], start: int) -> Float[Tensor, "chain rest token"]:
+        """log p(· | prompt, tokens before) at every position from ``start``; -inf for tokens that are not allowed."""
+        hidden = self._predicting(hidden_states(self.model, self._ids(tokens)))[:, start:]
+        return self._masked(head(self.model, hidden)).log_softmax(-1)
+
+    @torch.no_grad()
+    def extend(
+        self, tokens: Int[Tensor, "chain n"], start: int, stop: int, levels: Float[Tensor, "chain count"]
+    ) -> Int[Tensor, "chain n"]:
+        """Redraw positions ``start`` to ``stop`` from the model given what stands before them; cached."""
+        tokens = tokens.clone()
+        ids = torch.cat([self._before.expand(len(tokens), -1), tokens[:, :start]], dim=-1)
+        cache = None
+        for n in range(start, stop):
+            out = self.model.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            logits = self._masked(head(self.model, out.last_hidden_state[:, -1]))
+            tokens[:, n] = inverse_cdf(logits, levels[:, n - start])
+            ids = tokens[:, n : n + 1]
+        return tokens
+
+    def _ids(self, tokens: Tensor) -> Tensor:
+        rows = len(tokens)
+        return torch.cat([self._before.expand(rows, -1), tokens, self._after.expand(rows, -1)], dim=-1)
+
+    def _predicting(self, hidden: Tensor) -> Tensor:
+        """The hidden states from which the tokens are predicted: each one place before its token."""
+        start = len(self._before) - 1
+        return hidden[:, start : start + self.length]
+
+    def _scores(self, hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        log_probs = self._masked(head(self.model, self._predicting(hidden))).log_softmax(-1)
+        scored = log_probs.gather(-1, tokens[..., None]).squeeze(-1)
+        if not len(self._after):
+            return scored, torch.zeros_like(scored[:, 0])
+        start = len(self._before) + self.length - 1
+        log_probs = head(self.model, hidden[:, start : start + len(self._after)]).log_softmax(-1)
+        after = log_probs.gather(-1, self._after.expand(len(tokens), -1)[..., None]).squeeze(-1)
+        return scored, after.sum(-1)
+
+    def _masked(self, logits: Tensor) -> Tensor:
+        return logits.masked_fill(~self.allowed, -torch.inf)
+
+    @property
+    def _input_map(self) -> Tensor | None:
+        """A with input table ≈ output table · A, or None where they are one."""
+        table_in, table_out = self.model.get_input_embeddings().weight, self.embeddings
+        if table_in.data_ptr() == table_out.data_ptr():
+            return None
+        if self._fitted is None:
+            self._fitted = torch.linalg.lstsq(table_out.float(), table_in.float()).solution.to(table_in)
+        return self._fitted
+
+    def _mask(self, allowed: list[int] | None) -> tuple[Bool[Tensor, " token"], dict[str, int]]:
+        """Which tokens may be sampled, and how many are left out for which reason."""
+        size = len(self.embeddings)
+        mask = torch.ones(size, dtype=torch.bool, device=self.device)
+        if allowed is not None:
+            wrong = [token for token in allowed if not 0 <= token < size]
+            if wrong:
+                raise SamplingError(f"allowed holds token {wrong[0]}; the vocabulary has {size} tokens, from 0")
+            mask[:] = False
+            mask[torch.tensor(allowed, dtype=torch.int64)] = True
+            return mask, {"not asked for": size - int(mask.sum())}
+        mask[[token for token in self.tokenizer.all_special_ids if token < size]] = False
+        special = size - int(mask.sum())
+        mask[len(self.tokenizer) :] = False
+        unused = size - int(mask.sum()) - special
+        _, inverse = torch.unique(self.embeddings, dim=0, return_inverse=True)
+        first = torch.full((int(inverse.max()) + 1,), size, device=self.device)
+        places = torch.arange(size, device=self.device)
+        first = first.scatter_reduce(0, inverse[mask], places[mask], "amin")
+        repeated = mask & (first[inverse] != places)
+        mask &= ~repeated
+        return mask, {"special": special, "unused": unused, "with the embedding of another": int(repeated.sum())}
+
+    def _context(self, prompt: str) -> Int[Tensor, " place"]:
+        ids = self.tokenizer(prompt, add_special_tokens=False)["input_ids"] if prompt else []
+        first = self.tokenizer.bos_token_id
+        if first is None and not ids:
+            first = self.tokenizer.eos_token_id
+        if first is not None:
+            ids = [first, *ids]
+        if not ids:
+            raise SamplingError("this tokenizer has no token to begin a text with; give a prompt")
+        return torch.tensor(ids, dtype=torch.int64, device=self.device)
+
+    def _check_length(self) -> None:
+        limit = getattr(self.model.config, "max_position_embeddings", None)
+        needed = len(self._before) + self.length + len(self._after)
+        if self.length < 1:
+            raise SamplingError(f"length = {self.length}: there is nothing to sample; ask for 1 token or more")
+        if limit is not None and needed > limit:
+            raise SamplingError(
+                f"prompt ({len(self._before)} tokens), length ({self.length}) and what follows ({len(self._after)}) "
+                f"exceed the model's context of {limit}; shorten the prompt or the length"
+            )
