@@ -62,8 +62,8 @@ class Autoregressive(Target, Protocol):
 class Info(NamedTuple):
     """What a reader of the run wants to know about one step of every chain.
 
-    Over the steps of one thinned draw, whole numbers are added up, flags are or-ed, and of real numbers
-    the last is kept.
+    Over the steps of one thinned draw counts are added up and flags are or-ed; what describes the state is kept from
+    the last step.
     """
 
     energy: Float[Tensor, " chain"]
@@ -94,15 +94,20 @@ def quiet_info(energy: Float[Tensor, " chain"]) -> Info:
     return Info(energy, zero, zero, zero, zero, zero, zero.bool(), zero)
 
 
+OF_THE_STATE = ("energy", "log_mass", "unreliable")
+"""Fields that describe the state a step ended in, rather than the step."""
+
+
 def added(first: Info, second: Info) -> Info:
-    """The report of two steps: counts are added, flags or-ed, of real numbers the later is kept."""
-    return Info(*(_added(a, b) for a, b in zip(first, second, strict=True)))
-
-
-def _added(first: Any, second: Any) -> Any:
-    if first is None or second is None or second.is_floating_point():
-        return first if second is None else second
-    return first | second if second.dtype == torch.bool else first + second
+    """The report of two steps: counts are added, flags or-ed, and what describes the state is the later one's."""
+    parts = {}
+    for name, later in second._asdict().items():
+        earlier = getattr(first, name)
+        if name in OF_THE_STATE or earlier is None or later is None:
+            parts[name] = earlier if later is None else later
+        else:
+            parts[name] = earlier | later if later.dtype == torch.bool else earlier + later
+    return type(second)(**parts)
 
 
 Start = Literal["random", "ancestral"] | Int[Tensor, "chain n"] | None
@@ -112,7 +117,7 @@ class Sampler(Protocol):
     """An immutable settings object. All chains advance together as one batch.
 
     State is a NamedTuple that holds what the next step needs, ``tokens`` (chains, N) among it. A sampler with
-    settings to be tuned also has ``tuned(target, seed) -> Sampler``.
+    settings to be tuned also has ``tuned(target, seed, start) -> Sampler``.
     """
 
     def init(self, target: Target, rng: Rng, start: Start) -> Any: ...
@@ -148,7 +153,8 @@ class Rng:
 
     def fork(self, stream: str, chains: int | None = None) -> Self:
         """An independent source with the same seed: for pilots and for what all chains share."""
-        return type(self)(self.seed, self.chains.tolist() if chains is None else chains, stream, self.device)
+        own = self.chains.tolist() if chains is None else chains
+        return type(self)(self.seed, own, f"{self.stream}/{stream}", self.device)
 
     def uniform(self, *shape: int) -> Float[Tensor, chain * shape]:
         """Uniform on (0, 1), with 52 random bits, float64."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Annotated, Literal, TextIO
@@ -174,9 +175,12 @@ def reproduce(
         raise SamplingError(f"unknown experiment {name!r}; {did_you_mean(name, [*EXPERIMENTS, 'all'])}")
     if runs is not None and runs < 2:
         raise SamplingError(f"--runs {runs}: intervals need two or more runs; leave it out for the default")
+    if seed is not None and seed < 0:
+        raise SamplingError(f"--seed {seed} is negative; use 0 or more")
     settings = {key: value for key, value in (("runs", runs), ("seed", seed)) if value is not None}
-    folder = writable_folder(out)
-    for one in EXPERIMENTS if name == "all" else [name]:
+    chosen = list(EXPERIMENTS) if name == "all" else [name]
+    folder = writable_folder(out, chosen)
+    for one in chosen:
         experiment = importlib.import_module(f"structured_voronoi.experiments.{one}")
         for path in experiment.run(folder, **settings):
             print(path)
@@ -204,17 +208,20 @@ def verify(
     if chains < 1000:
         raise SamplingError(f"--chains {chains} would see no bias; use 1000 or more")
     grid = Table("sampler", "target", "TV", "floor", "TV/floor", "p", "moved", "verdict")
-    failed = 0
-    with progress_bar(len(cases()), show=True, what="verify") as tick:
+    failed = done = 0
+    with contextlib.suppress(KeyboardInterrupt), progress_bar(len(cases()), show=True, what="verify") as tick:
         for verdict in verdicts(chains, seed):
             fit = verdict.found.fit
-            failed += verdict.word == "FAILED"
+            failed, done = failed + (verdict.word == "FAILED"), done + 1
             numbers = (f"{fit.tv:.4f}", f"{fit.floor:.4f}", f"{fit.ratio:.2f}", f"{fit.p_value:.2g}")
             row = (verdict.case.sampler, verdict.case.target, *numbers, f"{verdict.found.moved:.0%}", verdict.word)
             grid.add_row(*row, style="bold red" if verdict.word == "FAILED" else None)
             tick()
     Console(width=None if sys.stdout.isatty() else 120).print(grid)
     print(f"{failed} of {sum(case.claims_exact for case in cases())} claims of exactness failed ({chains:,} chains).")
+    if done < len(cases()):
+        print(f"svs: interrupted after {done} of {len(cases())} checks", file=sys.stderr)
+        return 130
     return int(failed > 0)
 
 

@@ -90,10 +90,10 @@ BAD_INPUT: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: sampled(start=torch.tensor([[0, 0], [1, 2]])),
         r"start of chain 1, tokens \[1, 2\], has no finite energy.*start from a state with positive probability",
     ),
-    "unknown start": (lambda: sampled(start="randon"), "start 'randon' is not possible.*did you mean 'random'"),
+    "unknown start": (lambda: sampled(start="randon"), "start = 'randon' is not possible.*did you mean 'random'"),
     "start from a language model without one": (
         lambda: sampled(start="ancestral"),
-        "start = 'ancestral' is not possible for this target.*'random'",
+        "an ancestral start needs a target with `conditionals.*use another sampler or start",
     ),
     "box that leaves out an embedding": (
         lambda: sv.CategoricalTarget(EMBEDDINGS, TABLE[0], box=1.5),

@@ -52,6 +52,7 @@ def test_ls_lists_what_exists() -> None:
         (["reproduce", "toy", "--runs", "many"], "many"),
         (["verify", "--chains", "3"], "--chains 3"),
         (["verify", "--seed", "-1"], "seed -1"),
+        (["reproduce", "toy", "--seed", "-1"], "--seed -1"),
     ],
 )
 def test_mistakes_get_one_line_and_exit_code_2(words: list[str], said: str) -> None:
@@ -68,13 +69,31 @@ def test_unwritable_folder_is_refused_before_the_work(tmp_path: Path) -> None:
     assert file.read_text() == "in the way"
 
 
-def test_hypercube_and_crossings_write_their_reports(tmp_path: Path) -> None:
+def test_crossings_writes_its_report(tmp_path: Path) -> None:
     svs("reproduce", "crossings", "--runs", "5", "--out", str(tmp_path / "new" / "folder"))
     folder = tmp_path / "new" / "folder"
     assert sorted(path.name for path in folder.iterdir()) == ["crossings.json", "crossings.md", "crossings.png"]
     rows = json.loads((folder / "crossings.json").read_text())["rows"]
     assert all(row["wrong"] == 0 for row in rows if row["finder"] == "exact")
     assert any(row["wrong"] > 0 for row in rows if row["finder"] == "grid")
+
+
+def test_hypercube_writes_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from structured_voronoi.experiments import hypercube
+
+    monkeypatch.setattr(hypercube, "side_by_side", lambda work, tasks, *_: [work(task) for task in tasks])
+    monkeypatch.setattr(hypercube, "DIMENSIONS", range(1, 3))
+    monkeypatch.setattr(hypercube, "ITERATIONS", 10)
+    written = hypercube.run(tmp_path, runs=8, progress=False)
+    assert {path.name for path in written} == {"hypercube.json", "hypercube.md", "hypercube.png"}
+    rows = json.loads((tmp_path / "hypercube.json").read_text())["rows"]
+    assert {row["k"] for row in rows} == {1, 2}
+
+
+def test_a_folder_in_the_way_is_refused_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "crossings.json").mkdir()
+    assert "in the way" in svs("reproduce", "crossings", "--out", str(tmp_path), code=2).stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["crossings.json"]
 
 
 def test_toy_has_the_promised_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +104,7 @@ def test_toy_has_the_promised_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for name, small in {"TEMPERATURES": (0.25, 1.0), **sizes}.items():
         monkeypatch.setattr(toy, name, small)
     written = toy.run(tmp_path, runs=8, progress=False)
-    assert {path.name for path in written} >= {"toy.json", "toy.md", "toy_js.png", "toy_trajectory.png"}
+    assert {path.name for path in written} >= {"toy.json", "toy.md", "toy.png", "toy_trajectory.png"}
     rows = json.loads((tmp_path / "toy.json").read_text())["rows"]
     keys = {"temperature", "sampler", "setting", "js_mean", "js_low", "js_high", "energy_evaluations"}
     assert all(keys <= set(row) for row in rows)

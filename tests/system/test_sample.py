@@ -38,8 +38,9 @@ def test_arviz_reads_the_result(tmp_path: Path) -> None:
 
     tree = draws()
     assert tree["posterior"]["tokens"].dims == ("chain", "draw", "position")
-    assert float(arviz_stats.rhat(tree["sample_stats"].to_dataset())["energy"]) < 1.2
-    assert float(arviz_stats.ess(tree["sample_stats"].to_dataset())["energy"]) > 10
+    energy = tree["sample_stats"].to_dataset()[["energy"]]
+    assert float(arviz_stats.rhat(energy)["energy"]) < 1.2
+    assert float(arviz_stats.ess(energy)["energy"]) > 10
     assert arviz_stats.summary(tree) is not None
     tree.to_netcdf(tmp_path / "draws.nc", engine="h5netcdf")
     again = xarray.open_datatree(tmp_path / "draws.nc", engine="h5netcdf")
@@ -83,12 +84,50 @@ def test_interrupt_keeps_the_draws_so_far(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_tuned_scale_does_not_depend_on_the_run() -> None:
-    one, other = sv.SVS().tuned(Pairs(), seed=3), sv.SVS().tuned(Pairs(), seed=3)
-    assert one == other
-    assert one.scale != "auto"
+    scale = sv.SVS().tuned(Pairs(), seed=3).scale
+    for chains in (2, 5):
+        tree = sv.sample(Pairs(), sv.SVS(), chains=chains, draws=2, warmup=3, seed=3, progress=False)
+        assert json.loads(tree.attrs["sampler_settings"])["scale"] == scale
     assert sv.SVS(scale=0.3).tuned(Pairs(), seed=3).scale == 0.3
 
 
 def test_checkpoints_are_refused_by_name() -> None:
     with pytest.raises(sv.SamplingError, match="not part of this version"):
         draws(checkpoint="somewhere")
+
+
+def test_tuning_starts_where_the_user_does() -> None:
+    """A target of which random starts find nothing: one state, and its neighbours, out of many."""
+    embeddings = torch.randn(30, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    table = torch.full((30,) * 3, -torch.inf, dtype=torch.float64)
+    table[0, 0, :] = 0.0
+    start = torch.zeros(4, 3, dtype=torch.int64)
+    tree = sv.sample(sv.TabularTarget(embeddings, table), sv.SVS(), chains=4, draws=5, start=start, progress=False)
+    assert (tree["posterior"]["tokens"].values[..., :2] == 0).all()
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda lp: lp[:1], lambda lp: lp[:, None], lambda lp: lp.sum(), lambda lp: lp.tolist()]
+)
+def test_a_log_prob_of_the_wrong_shape_is_refused(wrong: object) -> None:
+    class Wrong(Pairs):
+        def log_prob(self, tokens: torch.Tensor) -> torch.Tensor:
+            return wrong(super().log_prob(tokens))
+
+    with pytest.raises(sv.SamplingError, match="log_prob of Wrong has"):
+        sv.sample(Wrong(), sv.SVS(scale=0.5), chains=4, draws=2, progress=False)
+
+
+def test_half_precision_embeddings_and_precise_energies() -> None:
+    """bfloat16 tables move in float32; energies are compared in float64 whatever the table."""
+
+    class Precise(Pairs):
+        def log_prob(self, tokens: torch.Tensor) -> torch.Tensor:
+            return 1e8 + 2.0 * (tokens == 0).double().sum(-1)
+
+    target = Precise()
+    target.embeddings = target.embeddings.bfloat16()
+    tree = sv.sample(target, sv.SVS(scale=1.0), chains=500, draws=1, warmup=20, progress=False)
+    share = (tree["posterior"]["tokens"].values == 0).mean()
+    truth = np.exp(2) / (np.exp(2) + 4)
+    assert abs(share - truth) < 0.06

@@ -97,15 +97,14 @@ def side_by_side(work: Callable[[Any], Any], tasks: Sequence[Any], what: str, pr
     """``work`` on each task, as many at a time as there are cores, each on one thread; results in the tasks' order."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     context = multiprocessing.get_context("spawn")
-    with progress_bar(len(tasks), progress, what) as tick, context.Pool(min(len(tasks), cores), _alone) as pool:
+    usual = signal.signal(signal.SIGINT, signal.SIG_IGN)  # workers inherit this: Ctrl-C is for the parent alone
+    try:
+        pool = context.Pool(min(len(tasks), cores), torch.set_num_threads, (1,))
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    with pool, progress_bar(len(tasks), progress, what) as tick:
         results = []
         for result in pool.imap(work, tasks):
             results.append(result)
             tick()
         return results
-
-
-def _alone() -> None:
-    """A worker uses one thread and leaves Ctrl-C to its parent."""
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from collections.abc import Sequence
@@ -25,12 +26,18 @@ COLOURS = {
 }
 
 
-def writable_folder(path: Path) -> Path:
+def writable_folder(path: Path, names: Sequence[str] = ()) -> Path:
     """The folder, made if need be; checked before the long work, not after it."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
-            return path
+            pass
+        blocked = [
+            file for name in names for file in path.glob(f"{name}*.*") if not os.access(file, os.W_OK) or file.is_dir()
+        ]
+        if blocked:
+            raise SamplingError(f"{blocked[0]} is in the way and cannot be replaced; move it or choose another --out")
+        return path
     except OSError as error:
         raise SamplingError(
             f"--out {path} cannot be written to ({error.strerror}); choose a folder of your own, as in --out results"
@@ -47,7 +54,10 @@ def write_report(
         for stem, figure in figures.items():
             pending.append((f"{stem}.png", Path(scratch, f"{stem}.png")))
             figure.savefig(pending[-1][1], dpi=150, bbox_inches="tight")
-        for file, text in ((f"{name}.json", json.dumps(results, indent=1)), (f"{name}.md", markdown)):
+        for file, text in (
+            (f"{name}.json", json.dumps(_plain(results), indent=1, allow_nan=False)),
+            (f"{name}.md", markdown),
+        ):
             pending.append((file, Path(scratch, file)))
             pending[-1][1].write_text(text + "\n", encoding="utf-8")
         for file, written in pending:
@@ -73,6 +83,15 @@ def new_figure(width: float, height: float, **layout: Any) -> tuple[Figure, Any]
     for axis in [axes] if not hasattr(axes, "flat") else axes.flat:
         axis.spines[["top", "right"]].set_visible(False)
     return figure, axes
+
+
+def _plain(value: Any) -> Any:
+    """Without NaN and infinity, which JSON does not know."""
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _shown(cell: Any) -> str:

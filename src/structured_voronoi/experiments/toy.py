@@ -71,7 +71,7 @@ def run(out: Path, runs: int = 256, seed: int = 0, progress: bool = True) -> lis
     rows, iterations, elements = (list(chain.from_iterable(part)) for part in zip(*parts, strict=True))
     figures = {
         "toy_trajectory": trajectory_picture(),
-        "toy_js": js_picture(rows),
+        "toy": js_picture(rows),
         "toy_iterations": iterations_picture(iterations, ITERATIONS),
         "toy_elements": elements_picture(elements, ITERATIONS),
     }
@@ -187,6 +187,6 @@ def _markdown(rows: list[dict[str, Any]], iterations: list[dict[str, Any]], runs
         parts += [f"## {setting}", table(header, body)]
     body = [[r["temperature"], r["sampler"], r["iterations"], r["js_mean"]] for r in iterations]
     parts += ["## By iterations (no burn-in)", table(["T", "sampler", "iterations", "JS"], body)]
-    pictures = ("toy_trajectory", "toy_js", "toy_iterations", "toy_elements")
+    pictures = ("toy_trajectory", "toy", "toy_iterations", "toy_elements")
     parts += [f"![{name}]({name}.png)" for name in pictures]
     return "\n\n".join(parts)

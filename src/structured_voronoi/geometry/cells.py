@@ -86,7 +86,7 @@ def cells_of(
             "give a (tokens, dimensions) tensor of real numbers"
         )
     tokens = _allowed_tokens(allowed, len(embeddings), embeddings.device)
-    table = embeddings[tokens]
+    table = embeddings[tokens].to(working_dtype(embeddings))
     if not table.isfinite().all():
         token = int(tokens[(~table.isfinite()).any(-1).nonzero()[0, 0]])
         raise SamplingError(
@@ -107,12 +107,17 @@ def cells_of(
     return Cells(table.contiguous(), (table**2).sum(-1) / 2, tokens, cell_of, origin, axes, memory)
 
 
+def working_dtype(embeddings: Tensor) -> torch.dtype:
+    """The precision of the motion: that of the embeddings, but at least float32."""
+    return torch.promote_types(embeddings.dtype, torch.float32)
+
+
 def spacing(cells: Cells) -> float:
     """D: the median distance between a token and its nearest neighbour, the unit of `scale`.
 
-    Above 4,096 tokens the median is over 4,096 of them, evenly spaced in the table.
+    Above 4,096 tokens the median is over at most 4,096 of them, evenly spaced in the table.
     """
-    every = max(1, len(cells.table) // 4096)
+    every = -(-len(cells.table) // 4096)
     rows = cells.table[::every]
     size = chunk_size(len(cells.table) * 8 * 2, cells.memory)
     nearest = []

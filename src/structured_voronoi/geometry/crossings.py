@@ -78,9 +78,9 @@ def next_on_circle(
         squared = a * a + b * b
         # most bisectors are out of reach: only for the others is trigonometry needed
         chain, position, column = _others(c * c <= squared, here[chains], columns)
-        a, b, c, radius = (part[chain, position, column] for part in (a, b, c, squared))
-        phase, half_arc = _angle(a, b), torch.arccos((c / radius.sqrt()).clamp(-1, 1))
         chain, cell = chain + chains.start, column + columns.start
+        a, b, c = _precisely(cells, here, chain, position, cell, offset, velocity, centre)
+        phase, half_arc = _angle(a, b), torch.arccos((c / (a * a + b * b).sqrt()).clamp(-1, 1))
         leaving = phase - half_arc
         if confined:  # moving outward (b > 0) the root lies in (-π, π), and before 0 only for a point that is outside
             leaving = torch.where(b > 0, leaving.clamp(min=0), leaving + FULL_TURN)
@@ -116,6 +116,22 @@ def next_on_line(
         found = root_index(at // width, at % width + columns.start, 1, len(cells.table))
         index[chains] = torch.where(earlier, found, index[chains])
     return _crossing(torch.where(best <= limit, best, torch.inf), index, len(cells.table))
+
+
+def _precisely(
+    cells: Cells, here: Tensor, chain: Tensor, position: Tensor, cell: Tensor, *sides: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A, B and C of a few bisectors from v_j - v_w itself: differences of products lose tokens that are close."""
+    offset, velocity, centre = sides
+    size = chunk_size(6 * cells.table.shape[1] * cells.table.element_size(), cells.memory)
+    parts = []
+    for i in range(0, max(1, len(chain)), size):
+        at = (chain[i : i + size], position[i : i + size])
+        there, own = cells.table[cell[i : i + size]], cells.table[here[at]]
+        across, middle = there - own, (there + own) / 2
+        parts.append([(across * side).sum(-1) for side in (offset[at], velocity[at], middle - centre[at])])
+    a, b, c = (torch.cat(part) for part in zip(*parts, strict=True))
+    return a, b, c
 
 
 def _angle(a: Tensor, b: Tensor) -> Tensor:

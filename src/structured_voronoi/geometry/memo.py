@@ -52,7 +52,7 @@ def empty_memo(slots: int, centre: Float[Tensor, "chain n k"]) -> Memo:
     cell = torch.full((chains, slots, n), EMPTY, device=centre.device)
     return Memo(
         cell,
-        centre.new_zeros(chains, slots),
+        centre.new_zeros(chains, slots, dtype=torch.float64),
         centre.new_zeros(chains, slots, *centre.shape[1:]),
         torch.zeros_like(cell[..., 0], dtype=torch.bool),
         torch.zeros_like(cell[:, 0, 0]),

@@ -144,6 +144,7 @@ def travel(
     abandoned = journey.met > max_events
     end = Particle(*(_where(abandoned, old, new) for old, new in zip(start, journey.p, strict=True)))
     events, evaluations, swaps, reflections, nonfinite = journey.counts.unbind(-1)
+    swaps = torch.where(abandoned, 0, swaps)  # all undone
     return end, Tally(events, evaluations, swaps, reflections, nonfinite, abandoned), journey.memo
 
 
@@ -213,7 +214,7 @@ class _Journey:
         jump = jump + self.flow.potential(now.x, new.centre) - self.flow.potential(now.x, now.centre)
         jump = torch.where(new.finite, jump, torch.inf)
         swapped = speed**2 > 2 * jump
-        after = torch.where(swapped, refracted(speed, jump), -speed if self.walls.reflect else speed)
+        after = torch.where(swapped, refracted(speed, jump).to(speed), -speed if self.walls.reflect else speed)
         r = now.r.clone()
         r[each, hit.position] = momentum + (after - speed)[:, None] * normal
 

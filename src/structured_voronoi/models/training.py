@@ -78,7 +78,7 @@ def train_language_model(
         optimiser.param_groups[0]["lr"] = recipe.learning_rate * warm * (0.05 + 0.95 * (1 - step / steps))
         loss = _loss(model, _batch(ids, step, recipe))
         optimiser.zero_grad(set_to_none=True)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         tick(f"loss {float(loss.detach()):.3f}", 1)

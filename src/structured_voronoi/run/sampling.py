@@ -72,7 +72,7 @@ def sample(
         raise SamplingError(f"checkpoint = {checkpoint!r}: checkpoints are not part of this version; leave it out")
     rng = Rng(seed, chains, device=target.embeddings.device)
     if hasattr(sampler, "tuned"):
-        sampler = sampler.tuned(target, seed)
+        sampler = sampler.tuned(target, seed, start)
 
     recorder, warmup_cost, interrupted = Recorder(draws), 0, True
     with contextlib.suppress(KeyboardInterrupt), progress_bar(warmup + draws, progress) as tick:
@@ -117,7 +117,7 @@ def _tree(
     )
     tree.attrs = {
         "sampler": type(sampler).__name__,
-        "sampler_settings": json.dumps(_settings(sampler)),
+        "sampler_settings": json.dumps(_settings(sampler), default=repr),
         "target": type(target).__name__,
         **settings,
         "warmup_evaluations": warmup_cost,

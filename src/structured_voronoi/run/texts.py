@@ -43,7 +43,7 @@ def draw_texts(
 ) -> Iterator[Batch]:
     """``count`` texts, each after ``steps`` steps of a chain of its own."""
     if hasattr(sampler, "tuned"):
-        sampler = sampler.tuned(target, seed)
+        sampler = sampler.tuned(target, seed, start)
     for begin in range(0, count, CHAINS_AT_A_TIME):
         chains = range(begin, min(begin + CHAINS_AT_A_TIME, count))
         rng = Rng(seed, list(chains), device=target.embeddings.device)

@@ -30,8 +30,8 @@ class Cycle:
     def __repr__(self) -> str:
         return f"Cycle({', '.join(map(repr, self.samplers))})"
 
-    def tuned(self, target: Target, seed: int) -> Cycle:
-        return Cycle(*(one.tuned(target, seed) if hasattr(one, "tuned") else one for one in self.samplers))
+    def tuned(self, target: Target, seed: int, start: Start = None) -> Cycle:
+        return Cycle(*(one.tuned(target, seed, start) if hasattr(one, "tuned") else one for one in self.samplers))
 
     def init(self, target: Target, rng: Rng, start: Start) -> State:
         first, *others = self.samplers

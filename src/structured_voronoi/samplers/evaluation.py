@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -9,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from structured_voronoi.base import Rng, SamplingError, Start, Target, did_you_mean, in_blocks
-from structured_voronoi.geometry.cells import MEMORY, Cells, cells_of
+from structured_voronoi.geometry.cells import MEMORY, Cells, cells_of, working_dtype
 from structured_voronoi.samplers.autoregressive import ancestral_tokens
 
 Guidance = Literal["forward", "full", "none"]
@@ -24,8 +25,8 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(target: Target, tokens: Int[Tensor, "row n"], guidance: Guidance = "full") -> Evaluation:
-    """One evaluation of the target for every row, with the field that the guidance asks for."""
-    dtype = target.embeddings.dtype
+    """One evaluation of the target for every row, with the field that the guidance asks for; energies in float64."""
+    dtype = working_dtype(target.embeddings)
 
     def of(block: Tensor) -> tuple[Tensor, Tensor]:
         if guidance == "forward" and hasattr(target, "log_prob_and_guide"):
@@ -36,12 +37,25 @@ def evaluate(target: Target, tokens: Int[Tensor, "row n"], guidance: Guidance = 
             log_prob, field = target.log_prob_and_grad(block)
         else:
             log_prob = target.log_prob(block)
-            field = torch.zeros((), dtype=dtype, device=block.device).expand(*block.shape, target.embeddings.shape[1])
-        return log_prob.detach().to(dtype), field.detach().to(dtype)
+            field = torch.zeros((), device=block.device).expand(*block.shape, target.embeddings.shape[1])
+        _check_shapes(target, block, log_prob, field)
+        return log_prob.detach().double(), field.detach().to(dtype)
 
     log_prob, field = in_blocks(of, tokens)
     finite = log_prob.isfinite() & field.isfinite().flatten(1).all(-1)
     return Evaluation(torch.where(finite, -log_prob, torch.inf), torch.where(finite[:, None, None], field, 0), finite)
+
+
+def _check_shapes(target: Target, tokens: Tensor, log_prob: object, field: object) -> None:
+    """Refuse what would be broadcast into nonsense."""
+    expected = {"log_prob": tokens.shape[:1], "gradient": (*tokens.shape, target.embeddings.shape[1])}
+    for (name, shape), found in zip(expected.items(), (log_prob, field), strict=True):
+        if not isinstance(found, Tensor) or tuple(found.shape) != tuple(shape):
+            what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"type {type(found).__name__}"
+            raise SamplingError(
+                f"the {name} of {type(target).__name__} has {what} for {len(tokens)} rows of tokens; "
+                f"it must be a tensor of shape {tuple(shape)}"
+            )
 
 
 def steers(target: Target, guidance: Guidance) -> bool:
@@ -77,9 +91,8 @@ def begin(
     if start is None:
         start = "ancestral" if hasattr(target, "conditionals") else "random"
     if not isinstance(start, str) or start not in ("random", "ancestral"):
-        raise SamplingError(
-            f"start = {start!r} is not possible; give None, 'random', 'ancestral' or an int64 tensor of shape {shape}"
-        )
+        choices = did_you_mean(str(start), ["random", "ancestral"])
+        raise SamplingError(f"start = {start!r} is not possible; {choices}; or an int64 tensor of shape {shape}")
 
     def drawn() -> Tensor:
         return ancestral_tokens(target, rng) if start == "ancestral" else _random(cells, rng, shape)
@@ -101,15 +114,31 @@ def positive(**values: float | None) -> None:
     for name, value in values.items():
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < value < float("inf"):
             raise SamplingError(f"{name} = {value!r} is not a positive number; choose one, for example {name}=0.5")
 
 
 def whole(**values: int) -> None:
     """Refuse settings that are not whole numbers of at least 1."""
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
             raise SamplingError(f"{name} = {value!r} is not a whole number of at least 1; choose one")
+
+
+def box_of(target: Target, cells: Cells) -> tuple[Float[Tensor, " k"], Float[Tensor, " k"]]:
+    """The box K of a target, in the coordinates of the cells' table: what the uniform base needs."""
+    box = getattr(target, "box", None)
+    if box is None:
+        raise SamplingError(
+            "the uniform base needs a bounded space and this target has no `box`; give it one or use base='gaussian'"
+        )
+    positive(box=box)
+    low, high = -box - cells.origin, box - cells.origin
+    outside = ((cells.table < low) | (cells.table > high)).any(-1).nonzero()
+    if len(outside):
+        token = int(cells.tokens[outside[0, 0]])
+        raise SamplingError(f"box = {box} leaves out the embedding of token {token}; choose a larger box")
+    return low, high
 
 
 def one_of(kind: object, **values: object) -> None:

@@ -33,6 +33,7 @@ from structured_voronoi.geometry.motion import (
 from structured_voronoi.samplers.evaluation import (
     Guidance,
     begin,
+    box_of,
     cells_of_target,
     evaluate,
     one_of,
@@ -120,24 +121,31 @@ class SVS:
             )
 
     @staticmethod
-    def paper(step_size: float, discontinuity_step: float, **settings: object) -> PaperSVS:
+    def paper(
+        step_size: float,
+        discontinuity_step: float,
+        metropolis: bool = True,
+        base: Literal["gaussian", "uniform"] = "gaussian",
+    ) -> PaperSVS:
         """The paper's algorithm: leapfrog, the α grid of Find Discontinuity, RefractReflect."""
-        return PaperSVS(step_size, discontinuity_step, **settings)  # type: ignore[arg-type]
+        return PaperSVS(step_size, discontinuity_step, metropolis, base)
 
-    def tuned(self, target: Target, seed: int) -> SVS:
+    def tuned(self, target: Target, seed: int, start: Start = None) -> SVS:
         """With the scale that visits the most new states per cost on pilot chains of its own random stream."""
         if self.scale != "auto" or self.base == "uniform":
             return self
-        candidates = [replace(self, scale=scale) for scale in PILOT_SCALES]
+        if isinstance(start, Tensor):
+            start = start[torch.arange(PILOT_CHAINS) % len(start)]
         device = target.embeddings.device
-        return max(
-            candidates,
-            key=lambda one: _new_states_per_cost(one, target, Rng(seed, PILOT_CHAINS, "pilot", device)),
-        )
+
+        def worth(one: SVS) -> float:
+            return _new_states_per_cost(one, target, Rng(seed, PILOT_CHAINS, "pilot", device), start)
+
+        return max((replace(self, scale=scale) for scale in PILOT_SCALES), key=worth)
 
     def init(self, target: Target, rng: Rng, start: Start) -> State:
         if self.scale == "auto" and self.base == "gaussian":
-            return self.tuned(target, rng.seed).init(target, rng, start)
+            return self.tuned(target, rng.seed, start).init(target, rng, start)
         space = self._space(target, rng)
         tokens, first = begin(target, space.cells, rng, start, self._guidance)
         cell = space.cells.cell_of[tokens]
@@ -223,7 +231,11 @@ class SVS:
     def _space(self, target: Target, rng: Rng) -> Space:
         cells = cells_of_target(target, self.dimensions, self.memory)
         if self.base == "uniform":
-            return Space(cells, _box(target, cells), self._given_masses(cells))
+            if cells.axes is not None:
+                raise SamplingError(
+                    "dimensions does not go with the uniform base, whose box has them all; leave it out"
+                )
+            return Space(cells, Straight(*box_of(target, cells)), self._given_masses(cells))
         assert self.scale != "auto"
         sigma = self.scale * spacing(cells)
         if self.masses != "estimated" or self.walls == "open":
@@ -276,19 +288,8 @@ class SVS:
         return of
 
 
-def _box(target: Target, cells: Cells) -> Straight:
-    box = getattr(target, "box", None)
-    if box is None:
-        raise SamplingError(
-            "the uniform base needs a bounded space and this target has no `box`; give it one or use base='gaussian'"
-        )
-    if cells.axes is not None:
-        raise SamplingError("dimensions does not go with the uniform base, whose box is in all of them; leave it out")
-    return Straight(-box - cells.origin, box - cells.origin)
-
-
-def _new_states_per_cost(sampler: SVS, target: Target, rng: Rng) -> float:
-    state = sampler.init(target, rng, None)
+def _new_states_per_cost(sampler: SVS, target: Target, rng: Rng, start: Start) -> float:
+    state = sampler.init(target, rng, start)
     seen = [{tuple(row)} for row in state.tokens.tolist()]
     budget, cost = PILOT_CHAINS * PILOT_EVALUATIONS, 0
     for _ in range(PILOT_STEPS):

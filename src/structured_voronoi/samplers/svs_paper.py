@@ -24,6 +24,7 @@ from structured_voronoi.samplers.voronoi_measure import (
     Point,
     State,
     VoronoiMeasure,
+    choose,
     finish,
     initial_state,
     kinetic,
@@ -42,7 +43,7 @@ class PaperSVS:
     metropolis: bool = True
     base: Base = "gaussian"
     max_events: int = 1000
-    """More walls than this in one drift, and the step is rejected."""
+    """More rounds than this in one drift, beyond its 1/α fractions, and the step is rejected."""
 
     def __post_init__(self) -> None:
         positive(step_size=self.step_size, discontinuity_step=self.discontinuity_step)
@@ -63,9 +64,8 @@ class PaperSVS:
         )  # line 4
         r = drifted.r + self.step_size / 2 * measure.force(drifted.point)  # line 5
         after = drifted.point.potential + kinetic(r)  # line 6
-        ratio = torch.where(info.diverging, -torch.inf, before - after)
-        if not self.metropolis:
-            ratio = torch.where(info.diverging, -torch.inf, torch.inf)
+        ratio = before - after if self.metropolis else torch.full_like(before, torch.inf)
+        ratio = torch.where(info.diverging, -torch.inf, ratio)
         return finish(state, drifted.point, ratio, rng, info)  # lines 7-11
 
 
@@ -77,13 +77,7 @@ class Drift(NamedTuple):
 
 
 def find_discontinuities(
-    measure: VoronoiMeasure,
-    point: Point,
-    r: Tensor,
-    step_size: float,
-    alpha: float,
-    max_events: int,
-    info: Info,
+    measure: VoronoiMeasure, point: Point, r: Tensor, step_size: float, alpha: float, max_events: int, info: Info
 ) -> tuple[Drift, Info]:
     """Algorithm "Find Discontinuity": fractions α of the step, each looked at from its two ends only."""
     reflections, diverging = info.reflections.clone(), info.diverging.clone()
@@ -92,13 +86,14 @@ def find_discontinuities(
     rounds = 0
     while (active := (done < 1) & ~diverging).any():
         rounds += 1
+        point, info = _relabelled(measure, point, active, info)
         fraction = torch.where(active, (1 - done).clamp(max=alpha), 0)
         to_box, side = _time_to_box(point.x, step_size * r, low, high)
         at_box = active & (to_box <= fraction)
         fraction = torch.where(at_box, to_box, fraction)
         there = measure.cells.nearest(point.x + fraction[:, None, None] * step_size * r)  # line 4
         first, when = _first_boundary(measure, point, there, step_size * r)
-        changed = active & (there != point.cell).any(-1)
+        changed = active & when.isfinite()
         neighbour = point.cell.clone()
         rows = changed.nonzero().squeeze(-1)
         neighbour[rows, first[rows]] = there[rows, first[rows]]
@@ -111,19 +106,28 @@ def find_discontinuities(
         swapped, r_new = refract_reflect(measure, r, point.cell, neighbour, first, jump)  # line 13
         crossing = changed & (jump != 0)  # a wall with ΔU = 0 is not noticed
         entered = changed & (swapped | (jump == 0))
-        reflections = reflections + (crossing & ~swapped).long() + (at_box & ~changed).long()
+        bounced = at_box & ~changed
+        reflections = reflections + (crossing & ~swapped).long() + bounced.long()
         r = torch.where(crossing[:, None, None], r_new, r)
-        r = torch.where((at_box & ~changed)[:, None, None] & side, -r, r)
-        point = Point(
-            *(
-                torch.where(entered.view(-1, *[1] * (new.ndim - 1)), new, old)
-                for new, old in zip(beyond, here, strict=True)
-            )
-        )
+        r = torch.where(bounced[:, None, None] & side, -r, r)
+        point = choose(entered, beyond, here)
         done = done + fraction
         if rounds >= max_events + 1 / alpha:
             diverging = diverging | active
     return Drift(point, r), info._replace(reflections=reflections, diverging=diverging)
+
+
+def _relabelled(measure: VoronoiMeasure, point: Point, active: Tensor, info: Info) -> tuple[Point, Info]:
+    """The cell is m*(x) again where a crossing was missed; a point on a boundary keeps the side it has."""
+    cell = measure.cells.nearest(point.x)
+    gap = _distance(measure, point.x, point.cell) - _distance(measure, point.x, cell)
+    tie = 1e3 * torch.finfo(point.x.dtype).eps * (1 + _distance(measure, point.x, point.cell))
+    wrong = active[:, None] & (gap > tie)
+    return measure.within(point.x, torch.where(wrong, cell, point.cell), point, info)
+
+
+def _distance(measure: VoronoiMeasure, x: Tensor, cell: Tensor) -> Float[Tensor, "chain n"]:
+    return ((x - measure.cells.points(cell)) ** 2).sum(-1)
 
 
 def refract_reflect(
@@ -140,7 +144,7 @@ def refract_reflect(
     normal = normal / normal.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(r.dtype).tiny)
     speed = (r[each, position] * normal).sum(-1)  # lines 1-2
     swapped = speed**2 > 2 * jump  # line 3
-    after = torch.where(swapped, refracted(speed, torch.where(swapped, jump, 0)), -speed)  # lines 4-6
+    after = torch.where(swapped, refracted(speed, torch.where(swapped, jump, 0)).to(speed), -speed)  # lines 4-6
     r = r.clone()
     r[each, position] += (after - speed)[:, None] * normal  # line 7
     return swapped, r

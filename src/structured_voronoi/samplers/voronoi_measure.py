@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from structured_voronoi.base import Info, Rng, SamplingError, Start, Target, quiet_info
+from structured_voronoi.base import Info, Rng, Start, Target, quiet_info
 from structured_voronoi.geometry.cells import Cells
-from structured_voronoi.samplers.evaluation import begin, cells_of_target, evaluate, steers
+from structured_voronoi.samplers.evaluation import begin, box_of, cells_of_target, evaluate, steers
 
 Base = Literal["gaussian", "uniform"]
 
@@ -41,6 +41,8 @@ class VoronoiMeasure:
     target: Target
     cells: Cells
     base: Base
+    bounds: tuple[Tensor, Tensor]
+    """The box K in the coordinates of the cells' table; boundless for the Gaussian base."""
 
     def begin(self, rng: Rng, start: Start) -> Point:
         """Chains at the embeddings of their first tokens."""
@@ -80,12 +82,6 @@ class VoronoiMeasure:
         low, high = self.bounds
         return ((x >= low) & (x <= high)).flatten(1).all(-1)
 
-    @property
-    def bounds(self) -> tuple[Tensor, Tensor]:
-        """The box K in the coordinates of the cells' table; boundless for the Gaussian base."""
-        box = self.target.box if self.base == "uniform" else torch.inf  # type: ignore[attr-defined]
-        return -box - self.cells.origin, box - self.cells.origin
-
     def potential(self, x: Tensor, energy: Tensor, gradient: Tensor) -> Float[Tensor, " chain"]:
         if self.base == "uniform":
             return torch.where(self.inside(x), energy, torch.inf)
@@ -110,11 +106,10 @@ class State(NamedTuple):
 
 def initial_state(target: Target, base: Base, rng: Rng, start: Start) -> State:
     """Chains at the embeddings of their first tokens."""
-    if base == "uniform" and getattr(target, "box", None) is None:
-        raise SamplingError(
-            "the uniform base needs a bounded space and this target has no `box`; give it one or use base='gaussian'"
-        )
-    measure = VoronoiMeasure(target, cells_of_target(target), base)
+    cells = cells_of_target(target)
+    endless = torch.full_like(cells.origin, torch.inf)
+    bounds = box_of(target, cells) if base == "uniform" else (-endless, endless)
+    measure = VoronoiMeasure(target, cells, base, bounds)
     point = measure.begin(rng, start)
     return State(measure.cells.tokens[point.cell], point, measure, 0)
 
@@ -133,6 +128,11 @@ def leapfrog(
     return moved, r + step_size / 2 * measure.force(moved), info
 
 
+def choose(mask: Bool[Tensor, " chain"], yes: Point, no: Point) -> Point:
+    """For each chain one point or the other."""
+    return Point(*(torch.where(mask.view(-1, *[1] * (a.ndim - 1)), a, b) for a, b in zip(yes, no, strict=True)))
+
+
 def finish(state: State, proposal: Point, log_ratio: Tensor | None, rng: Rng, info: Info) -> tuple[State, Info]:
     """Accept with probability min(1, exp(log_ratio)), or always (None); impossible points are never accepted."""
     old = state.point
@@ -140,12 +140,7 @@ def finish(state: State, proposal: Point, log_ratio: Tensor | None, rng: Rng, in
     accepted = proposal.potential.isfinite()
     if log_ratio is not None:
         accepted = accepted & (level.log() < log_ratio)
-    point = Point(
-        *(
-            torch.where(accepted.view(-1, *[1] * (new.ndim - 1)), new, was)
-            for new, was in zip(proposal, old, strict=True)
-        )
-    )
+    point = choose(accepted, proposal, old)
     info = info._replace(energy=point.energy, swaps=(point.cell != old.cell).sum(-1))
     return State(state.measure.cells.tokens[point.cell], point, state.measure, state.steps + 1), info
 

@@ -31,6 +31,10 @@ class TabularTarget:
             )
         if m < 2:
             raise SamplingError(f"M = {m}: there is nothing to sample; a target needs two or more tokens")
+        if not embeddings.is_floating_point():
+            raise SamplingError(
+                f"embeddings of type {embeddings.dtype}; give real numbers, for example embeddings.double()"
+            )
         if not embeddings.isfinite().all():
             token = int((~embeddings.isfinite()).any(-1).nonzero()[0, 0])
             raise SamplingError(f"the embedding of token {token} holds a NaN or infinite value; give finite numbers")
@@ -48,7 +52,8 @@ class TabularTarget:
                 f"the gradient has shape {tuple(gradient.shape)}; it must be "
                 f"{(*log_prob_table.shape, n, embeddings.shape[1])}: a (positions, dimensions) field for every state"
             )
-        self.embeddings, self.table, self.gradient = embeddings, log_prob_table.to(embeddings), gradient
+        self.embeddings, self.table = embeddings, log_prob_table.to(embeddings)
+        self.gradient = None if gradient is None else gradient.to(embeddings)
         self.length = n
 
     def log_prob(self, tokens: Int[Tensor, "chain n"]) -> Float[Tensor, " chain"]:
@@ -57,12 +62,27 @@ class TabularTarget:
     def log_prob_and_grad(self, tokens: Int[Tensor, "chain n"]) -> tuple[Tensor, Tensor]:
         if self.gradient is None:
             return self.log_prob(tokens), self.embeddings.new_zeros(*tokens.shape, self.embeddings.shape[1])
-        return self.log_prob(tokens), self.gradient[tokens.unbind(-1)].to(self.embeddings)
+        return self.log_prob(tokens), self.gradient[tokens.unbind(-1)]
 
     def support(self) -> Int[Tensor, "state n"]:
-        """Every possible state, in the table's order."""
-        return self.table.isfinite().nonzero()
+        """Every possible state, in the table's order; with an `allowed` mask, those of allowed tokens only."""
+        states = self.table.isfinite().nonzero()
+        allowed = getattr(self, "allowed", None)
+        return states if allowed is None else states[allowed[states].all(-1)]
 
     def probabilities(self) -> Float[Tensor, " state"]:
         """The exact probability of each state of the support, float64."""
         return self.log_prob(self.support()).double().softmax(0)
+
+
+class AutoregressiveTable(TabularTarget):
+    """A table read from left to right: it knows p(token | tokens before it), as a language model does."""
+
+    def conditionals(self, tokens: Int[Tensor, "chain n"], start: int) -> Float[Tensor, "chain rest token"]:
+        """log p(· | tokens before) at every position from ``start``, by summing the table over what follows."""
+        found = []
+        for n in range(start, self.length):
+            after = tuple(range(n + 1, self.length))
+            marginal = self.table.logsumexp(after) if after else self.table
+            found.append(marginal[tokens[:, :n].unbind(-1)].expand(len(tokens), -1).log_softmax(-1))
+        return torch.stack(found, dim=1)

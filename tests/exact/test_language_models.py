@@ -1,0 +1,166 @@
+"""Language models of every supported family, small and random: scores, masks, gradients, cached drawing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+import structured_voronoi as sv
+from structured_voronoi.base import inverse_cdf
+
+TEXTS = ["the old mill serves soup by the river", "a small pub near the bridge", "fish and chips at the market"] * 4
+
+
+def tokenizer(bos: bool = True) -> transformers.PreTrainedTokenizerFast:
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=60, special_tokens=["<end>"], show_progress=False))
+    names = {"bos_token": "<end>"} if bos else {}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>", **names)
+
+
+def family(name: str) -> torch.nn.Module:
+    torch.manual_seed(0)
+    words = {"vocab_size": 64, "bos_token_id": 0, "eos_token_id": 0, "max_position_embeddings": 32}
+    size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    if name == "gpt2":
+        config = transformers.GPT2Config(
+            vocab_size=64, n_positions=32, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0,
+            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        )  # fmt: skip
+    elif name == "neox":
+        config = transformers.GPTNeoXConfig(**words, **size, intermediate_size=32, tie_word_embeddings=False)
+    elif name == "llama":
+        config = transformers.LlamaConfig(**words, **size, intermediate_size=32, tie_word_embeddings=False)
+    else:
+        config = transformers.OPTConfig(
+            **words, **size, ffn_dim=32, word_embed_proj_dim=16, dropout=0.0, pad_token_id=1
+        )
+    return transformers.AutoModelForCausalLM.from_config(config).double().eval().requires_grad_(False)
+
+
+FAMILIES = ("gpt2", "neox", "llama", "opt")
+
+
+def language_model(name: str, **settings: object) -> sv.LanguageModel:
+    return sv.LanguageModel(family(name), tokenizer(), **{"length": 5, **settings})
+
+
+def some_tokens(target: sv.LanguageModel, rows: int = 4) -> torch.Tensor:
+    allowed = target.allowed.nonzero().squeeze(-1)
+    places = torch.randint(len(allowed), (rows, target.length), generator=torch.Generator().manual_seed(1))
+    return allowed[places]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("suffix", "ends"), [("", False), (" by the river", False), ("", True)])
+def test_log_prob_is_the_models_own(name: str, suffix: str, ends: bool) -> None:
+    """Token by token, from the whole model's logits; the mask holds at sampled positions only."""
+    target = language_model(name, prompt="the old", suffix=suffix, ends=ends)
+    tokens = some_tokens(target)
+    before = [0, *target.tokenizer("the old")["input_ids"]]
+    after = target.tokenizer(suffix)["input_ids"] if suffix else []
+    after = [*after, 0] if ends else after
+    for row, found in zip(tokens.tolist(), target.log_prob(tokens), strict=True):
+        ids = before + row + after
+        logits = target.model(input_ids=torch.tensor([ids])).logits[0]
+        expected = 0.0
+        for place in range(len(before), len(ids)):
+            scores = logits[place - 1].clone()
+            if place < len(before) + len(row):
+                scores[~target.allowed] = -torch.inf
+            expected += float(scores.log_softmax(-1)[ids[place]])
+        assert float(found) == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_gradient_is_that_of_moving_an_embedding(name: str) -> None:
+    """Finite differences of log p in the input embedding, plus the hidden state for the output side."""
+    target = language_model(name)
+    tokens = some_tokens(target, rows=1)
+    log_prob, gradient = target.log_prob_and_grad(tokens)
+    _, guide = target.log_prob_and_guide(tokens)
+    torch.testing.assert_close(log_prob, target.log_prob(tokens))
+    table, step = target.model.get_input_embeddings(), 1e-3  # some families normalise in float32
+    place, direction = 2, torch.randn(16, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    shifted = []
+    for sign in (1, -1):
+        embeds = table(target._ids(tokens)).clone()
+        embeds[:, len(target._before) + place] += sign * step * direction
+        hidden = target.model.base_model(inputs_embeds=embeds).last_hidden_state
+        shifted.append(target._scores(hidden, tokens)[0].sum())
+    numeric = float((shifted[0] - shifted[1]) / (2 * step))
+    as_input = (gradient - guide)[0, place]
+    expected = direction if target._input_map is None else target._input_map @ direction
+    if target._input_map is None:
+        assert float(as_input @ expected) == pytest.approx(numeric, rel=2e-3)
+    else:  # brought into the output table's space: the same linear map on both sides
+        embeds = table(target._ids(tokens)).clone().requires_grad_()
+        with torch.enable_grad():
+            total = target._scores(target.model.base_model(inputs_embeds=embeds).last_hidden_state, tokens)[0].sum()
+            (own,) = torch.autograd.grad(total, embeds)
+        own = own[0, len(target._before) + place]
+        assert float(own @ direction) == pytest.approx(numeric, rel=2e-3)
+        torch.testing.assert_close(as_input, target._input_map @ own)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_guide_is_exact_for_a_tokens_own_probability(name: str) -> None:
+    """The term v·h is linear in the output embedding: differences of the guide's products are logit differences."""
+    target = language_model(name)
+    tokens = some_tokens(target)
+    _, guide = target.log_prob_and_guide(tokens)
+    conditionals = target.conditionals(tokens, 0)
+    products = guide @ target.embeddings.T
+    some = target.allowed.nonzero().squeeze(-1)[:2]
+    difference = conditionals[..., some[0]] - conditionals[..., some[1]]
+    torch.testing.assert_close(difference, products[..., some[0]] - products[..., some[1]])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_cached_drawing_follows_the_conditionals(name: str) -> None:
+    target = language_model(name, prompt="a small")
+    tokens = some_tokens(target, rows=8)
+    levels = torch.rand(8, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    drawn = target.extend(tokens, 1, 4, levels)
+    assert (drawn[:, 0] == tokens[:, 0]).all()
+    assert (drawn[:, 4] == tokens[:, 4]).all()
+    conditionals = target.conditionals(drawn, 1)
+    for n in range(1, 4):
+        torch.testing.assert_close(drawn[:, n], inverse_cdf(conditionals[:, n - 1], levels[:, n - 1]))
+
+
+def test_tokens_are_left_out_by_default_and_said_so() -> None:
+    model = family("gpt2")
+    weights = model.get_output_embeddings().weight
+    weights[7] = weights[5]
+    target = sv.LanguageModel(model, tokenizer(), length=3)
+    assert not target.allowed[0]
+    assert not target.allowed[len(target.tokenizer) :].any()
+    assert target.allowed[5]
+    assert not target.allowed[7]
+    assert target.excluded["with the embedding of another"] == 1
+    assert sv.LanguageModel(model, tokenizer(), length=3, allowed=[3, 4]).allowed.nonzero().flatten().tolist() == [3, 4]
+
+
+def test_a_tokenizer_without_a_first_token_starts_from_the_end_or_from_the_prompt() -> None:
+    model = family("gpt2")
+    assert sv.LanguageModel(model, tokenizer(bos=False), length=3)._before.tolist() == [0]
+    prompted = sv.LanguageModel(model, tokenizer(bos=False), prompt="the", length=3)
+    assert prompted._before.tolist() == prompted.tokenizer("the")["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"length": 0}, "length = 0"),
+        ({"length": 40}, "context of 32"),
+        ({"prompt": "the old mill " * 20}, "shorten the prompt"),
+        ({"allowed": [70]}, "token 70"),
+    ],
+)
+def test_impossible_settings_are_refused(settings: dict[str, object], said: str) -> None:
+    with pytest.raises(sv.SamplingError, match=said):
+        language_model("gpt2", **settings)
