@@ -19,7 +19,7 @@ class Proposal(NamedTuple):
     """What the target says about a state; ``finite`` is unset where it is impossible or broken."""
 
     potential: Float[Tensor, " row"]
-    """U(m), plus log μ(C_m) for closed cells."""
+    """U(m), plus log μ(C_m) for closed cells; float64 inside the motion."""
     centre: Float[Tensor, "row n k"]
     finite: Bool[Tensor, " row"]
 

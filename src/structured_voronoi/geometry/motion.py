@@ -162,7 +162,8 @@ class _Journey:
         memo: Memo | None,
     ) -> None:
         self.cells, self.flow, self.walls, self.evaluate = cells, flow, walls, evaluate
-        self.p = Particle(*(part.clone() for part in start))  # as it was at the beginning of the present arc
+        p = Particle(*(part.clone() for part in start))
+        self.p = p._replace(potential=p.potential.double())  # as it was at the beginning of the present arc
         self.left = duration.clone()  # what remains, counted from there
         self.cursor = fresh_cursor(len(duration), start.x)
         self.memo = empty_memo(1, start.centre) if memo is None else Memo(*(part.clone() for part in memo))
@@ -250,6 +251,7 @@ class _Journey:
         asked = ~known
         if asked.any():
             answer = self.evaluate(proposed[asked])
+            answer = answer._replace(potential=answer.potential.double())
             self.memo.store(rows[asked], proposed[asked], answer)
             for part, value in zip(new, answer, strict=True):
                 part[asked] = value
