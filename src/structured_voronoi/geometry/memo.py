@@ -25,7 +25,10 @@ class Proposal(NamedTuple):
 
 
 class Memo(NamedTuple):
-    """The states each chain evaluated last, in a ring of slots."""
+    """The states each chain evaluated last, in a ring of slots.
+
+    It is changed in place. What it says of a state is true whoever asks, so draws do not depend on it.
+    """
 
     cell: Int[Tensor, "chain slot n"]
     potential: Float[Tensor, "chain slot"]

@@ -166,7 +166,7 @@ class _Journey:
         self.p = p._replace(potential=p.potential.double())  # as it was at the beginning of the present arc
         self.left = duration.clone()  # what remains, counted from there
         self.cursor = fresh_cursor(len(duration), start.x)
-        self.memo = empty_memo(1, start.centre) if memo is None else Memo(*(part.clone() for part in memo))
+        self.memo = empty_memo(1, start.centre) if memo is None else memo
         self.met = torch.zeros_like(start.cell[:, 0])  # walls of any kind
         self.counts = self.met.new_zeros(len(self.met), 5)  # the first five of Tally
 

@@ -212,7 +212,6 @@ class SVS:
             new, known = memo.recall(rows, cell)
             asked[rows] = ~known
             if not known.all():
-                memo = Memo(*(part.clone() for part in memo))
                 answer = self._evaluator(target, state.space)(cell[~known])
                 memo.store(rows[~known], cell[~known], answer)
                 for part, value in zip(new, answer, strict=True):
