@@ -24,6 +24,7 @@ from structured_voronoi.models.corpora import Corpus
 
 END_OF_TEXT = "<|endoftext|>"
 UNFINISHED = "unfinished"
+CHECKPOINT_STEPS = 200
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def train_language_model(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         tick(f"loss {float(loss.detach()):.3f}", 1)
-        if (step + 1) % 200 == 0 and step + 1 < steps:
+        if (step + 1) % CHECKPOINT_STEPS == 0 and step + 1 < steps:
             _checkpoint(out / UNFINISHED, recipe, step + 1, model, optimiser)
 
     model.eval()

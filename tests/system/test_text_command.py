@@ -1,0 +1,145 @@
+"""`svs sample` and `svs train lm` as a user types them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import structured_voronoi as sv
+from structured_voronoi.models.corpora import Corpus, load_corpus
+from structured_voronoi.models.loading import BUNDLED
+from structured_voronoi.models.restaurants import LABELS, PATTERNS, descriptions
+from structured_voronoi.models.training import UNFINISHED, Recipe, train_language_model
+
+SVS = str(Path(sys.executable).with_name("svs"))
+SMALL = Recipe(vocabulary=300, width=16, layers=1, heads=2, context=64, batch=8, epochs=1.0)
+
+
+def svs(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([SVS, *words], capture_output=True, text=True, timeout=300)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def test_sample_writes_texts_and_lines(tmp_path: Path) -> None:
+    out = tmp_path / "texts.jsonl"
+    done = svs(
+        "sample", "-n", "3", "--length", "8", "--scale", "0.3", "--warmup", "3", "--seed", "1", "--out", str(out)
+    )
+    lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert [line["text"] for line in lines] == done.stdout.splitlines()
+    assert [line["chain"] for line in lines] == [0, 1, 2]
+    assert all(len(line["tokens"]) == 8 for line in lines)
+    assert all(abs(line["log_prob"] + line["energy"]) < 1e-3 for line in lines)
+    assert "evaluations a text" in done.stderr
+
+
+def test_every_text_sampler_runs() -> None:
+    from structured_voronoi.cli import TEXT_SAMPLERS
+    from structured_voronoi.samplers.choices import text_sampler
+
+    model = sv.LanguageModel.load("bundled", length=4)
+    for name in TEXT_SAMPLERS:
+        tree = sv.sample(model, text_sampler(name, 0.3), chains=2, draws=1, warmup=1, progress=False)
+        assert tree["posterior"]["tokens"].shape == (2, 1, 4)
+
+
+def test_ancestral_sampling_is_refused_where_it_is_not_the_truth() -> None:
+    assert "does not see a suffix" in svs("sample", "--sampler", "ancestral", "--suffix", " pub.", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["sample", "--model", "no/such-model"], "no/such-model"),
+        (["sample", "--length", "500"], "context of 128"),
+        (["sample", "--length", "0"], "length = 0"),
+        (["sample", "--sampler", "svz"], "did you mean 'svs'"),
+        (["sample", "-n", "0"], "-n 0"),
+        (["sample", "--dtype", "float3"], "float32"),
+        (["train", "lm", "--data", "nowhere.csv", "--out", "x"], "nowhere.csv does not exist"),
+    ],
+)
+def test_mistakes_get_one_line(words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    error = svs(*words, code=2).stderr
+    assert said in error
+    assert len(error.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_damaged_models_are_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(sv.SamplingError, match=r"holds no config\.json"):
+        sv.LanguageModel.load(str(tmp_path / "empty"))
+    damaged = tmp_path / "damaged"
+    shutil.copytree(BUNDLED, damaged)
+    weights = damaged / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(sv.SamplingError, match="damaged or incomplete"):
+        sv.LanguageModel.load(str(damaged))
+    with pytest.raises(sv.SamplingError, match="no such file"):
+        sv.LanguageModel.load(str(tmp_path / "model.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("empty.txt", "\n\n", "holds no text"),
+        ("few.txt", "one\ntwo\n", "holds 2 texts"),
+        ("a.csv", "x,y\n1,2\n", "column `ref`"),
+    ],
+)
+def test_unusable_corpora_are_refused(tmp_path: Path, name: str, content: str, said: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(sv.SamplingError, match=said):
+        load_corpus(str(tmp_path / name))
+
+
+def test_the_corpus_varies_and_its_labels_are_true() -> None:
+    assert PATTERNS >= 60
+    some = list(descriptions(500, seed=3))
+    assert len({one.text for one in some}) > 490
+    assert [one.text for one in descriptions(5, seed=3)] == [one.text for one in some[:5]]
+    for name, values in LABELS.items():
+        assert {one.labels[name] for one in some if name in one.labels} == set(values)
+    assert all("sushi" not in one.text or one.labels["food"] == "Japanese" for one in some)
+
+
+def test_training_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training that is killed and started again gives the same weights as one that was never stopped."""
+    from structured_voronoi.models import training
+
+    texts = [one.text for one in descriptions(240, seed=0)]
+    corpus = Corpus(texts, texts[:20])
+    monkeypatch.setattr(training, "CHECKPOINT_STEPS", 10)
+    whole = train_language_model(corpus, tmp_path / "whole", SMALL, lambda note, steps: None)
+
+    class Killed(Exception):
+        pass
+
+    taken = 0
+
+    def kill(note: str, steps: int) -> None:
+        nonlocal taken
+        taken += steps
+        if taken == 17:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train_language_model(corpus, tmp_path / "part", SMALL, kill)
+    assert (tmp_path / "part" / UNFINISHED).exists()
+    again = train_language_model(corpus, tmp_path / "part", SMALL, lambda note, steps: None)
+    assert again["held_out_loss"] == whole["held_out_loss"]
+    assert not (tmp_path / "part" / UNFINISHED).exists()
+    tokens = sv.sample(
+        sv.LanguageModel.load(str(tmp_path / "part"), length=4), sv.Ancestral(), chains=2, draws=1, progress=False
+    )
+    assert tokens["posterior"]["tokens"].shape == (2, 1, 4)
