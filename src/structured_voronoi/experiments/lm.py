@@ -1,0 +1,91 @@
+"""The paper's perplexity figure: texts of gradient-based samplers beside ancestral ones, on the bundled model."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from structured_voronoi.base import Sampler, Start
+from structured_voronoi.experiments.chains import side_by_side
+from structured_voronoi.experiments.report import new_figure, table, write_report
+from structured_voronoi.metrics.text import bootstrap_quantiles, perplexity, wasserstein
+from structured_voronoi.run.sampling import steps
+from structured_voronoi.samplers.choices import text_sampler
+from structured_voronoi.targets.language_model import LanguageModel
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LENGTH, ANCESTRAL = 20, 1000
+BURN_IN = {"ancestral": 1, "svs+refresh": 50, "svs": 50, "pncg": 100, "gwg": 100}
+"""Steps from ancestral starts."""
+FROM_RANDOM = {"langevin": 500, "mucola": 500, "svs-paper": 50}
+"""Steps of the paper's methods, from random tokens; it takes 500, but its SVS evaluates some twenty texts a step."""
+LEVELS = (0.05, 0.5, 0.95)
+SCALE = 0.3
+
+
+def run(out: Path, runs: int = 100, seed: int = 0, progress: bool = True) -> list[Path]:
+    """``runs`` texts of each sampler against 1,000 ancestral ones."""
+    names = (*BURN_IN, *FROM_RANDOM)
+    rows = side_by_side(partial(_texts, runs=runs, seed=seed), names, "lm", progress)
+    truth = np.array(rows[0]["perplexity"])
+    other = np.array(_texts("ancestral", runs * 10, seed + 1)["perplexity"])
+    floor = [wasserstein(truth, other[i : i + runs]) for i in range(0, len(other), runs)]
+    for row in rows:
+        row["wasserstein"] = wasserstein(truth, np.array(row["perplexity"]))
+        row["quantiles"] = bootstrap_quantiles(np.array(row["perplexity"]), LEVELS)
+    results = {"runs": runs, "seed": seed, "length": LENGTH, "floor": float(np.mean(floor)), "rows": rows}
+    return write_report(out, "lm", results, _markdown(results), {"lm": _picture(rows)})
+
+
+def _texts(name: str, runs: int, seed: int) -> dict[str, Any]:
+    """The perplexities of one sampler's last states, and what they cost."""
+    target = LanguageModel.load("bundled", length=LENGTH)
+    sampler: Sampler = text_sampler(name, SCALE)
+    chains = max(runs, ANCESTRAL) if name == "ancestral" else runs
+    start: Start = "random" if name in FROM_RANDOM else None
+    count, cost = (BURN_IN | FROM_RANDOM)[name], 0.0
+    for tokens, info in islice(steps(target, sampler, chains, seed, start), count):
+        last, cost = tokens, cost + float(info.evaluations.double().mean())
+    found = perplexity(target.log_prob(last).double().numpy(), LENGTH)
+    example = target.decode(last[0])
+    return {"sampler": name, "steps": count, "evaluations": cost, "perplexity": found.tolist(), "example": example}
+
+
+def _markdown(results: dict[str, Any]) -> str:
+    intro = (
+        f"{results['runs']} texts of {LENGTH} tokens from each sampler and {ANCESTRAL} ancestral ones; bundled model; "
+        f"seed {results['seed']}. Perplexity of the drawn tokens under the sampled model; quantiles with 95 % bootstrap "
+        f"intervals. The Wasserstein distance between {ANCESTRAL} and {results['runs']} ancestral texts is "
+        f"{results['floor']:.3g} on average. {', '.join(FROM_RANDOM)} start from random tokens, the others from "
+        "ancestral texts."
+    )
+    body = [
+        [
+            row["sampler"],
+            row["steps"],
+            row["evaluations"],
+            row["wasserstein"],
+            *(f"{q:.3g} ({low:.3g} – {high:.3g})" for q, low, high in row["quantiles"]),
+            row["example"].replace("\n", " ").replace("|", "/"),
+        ]
+        for row in results["rows"]
+    ]
+    header = ["sampler", "steps", "evaluations", "Wasserstein", "5 %", "50 %", "95 %", "an example"]
+    return "\n\n".join(["# Perplexities of texts", intro, table(header, body), "![lm](lm.png)"])
+
+
+def _picture(rows: list[dict[str, Any]]) -> Figure:
+    figure, axis = new_figure(8, 4)
+    edges = np.geomspace(1, max(max(row["perplexity"]) for row in rows) * 1.01, 60)
+    for row in rows:
+        style = {"linewidth": 2.5, "color": "#555555"} if row["sampler"] == "ancestral" else {"linewidth": 1.3}
+        axis.hist(row["perplexity"], bins=edges, density=True, histtype="step", label=row["sampler"], **style)
+    axis.set(xscale="log", yscale="log", xlabel="perplexity of a text", ylabel="density")
+    axis.legend(frameon=False, fontsize=8)
+    return figure
