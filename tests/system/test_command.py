@@ -135,7 +135,10 @@ def test_interrupt_ends_at_once_and_leaves_no_half_report(tmp_path: Path) -> Non
         text=True,
         start_new_session=True,
     )
-    time.sleep(6)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while not children.read_text():  # it has begun to work
+        time.sleep(0.2)
+    time.sleep(1)
     os.killpg(process.pid, signal.SIGINT)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130

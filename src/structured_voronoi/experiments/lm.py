@@ -61,7 +61,7 @@ def _markdown(results: dict[str, Any]) -> str:
     intro = (
         f"{results['runs']} texts of {LENGTH} tokens from each sampler and {ANCESTRAL} ancestral ones, bundled model, "
         f"seed {results['seed']}. Perplexity of the drawn tokens under the sampled model; 95 % bootstrap "
-        f"intervals of quantiles. The Wasserstein distance between {ANCESTRAL} and {results['runs']} ancestral texts is "
+        f"intervals. The Wasserstein distance between {ANCESTRAL} and {results['runs']} ancestral texts is "
         f"{results['floor']:.3g} on average. {', '.join(FROM_RANDOM)} start from random tokens, the others from "
         "ancestral texts."
     )
