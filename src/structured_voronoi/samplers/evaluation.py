@@ -46,6 +46,17 @@ def evaluate(target: Target, tokens: Int[Tensor, "row n"], guidance: Guidance = 
     return Evaluation(torch.where(finite, -log_prob, torch.inf), torch.where(finite[:, None, None], field, 0), finite)
 
 
+def evaluate_where(
+    target: Target, moved: Bool[Tensor, " chain"], tokens: Int[Tensor, "chain n"], known: Evaluation, guidance: Guidance
+) -> Evaluation:
+    """The evaluation of chains that have moved; the others keep what is known of them, at no cost."""
+    energy, field, finite = (part.clone() for part in known)
+    rows = moved.nonzero().squeeze(-1)
+    if len(rows):
+        energy[rows], field[rows], finite[rows] = evaluate(target, tokens[rows], guidance)
+    return Evaluation(energy, field, finite)
+
+
 def _check_shapes(target: Target, tokens: Tensor, log_prob: object, field: object) -> None:
     """Refuse what would be broadcast into nonsense."""
     expected = {"log_prob": tokens.shape[:1], "gradient": (*tokens.shape, target.embeddings.shape[1])}

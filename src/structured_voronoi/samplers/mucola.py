@@ -16,7 +16,15 @@ from torch import Tensor
 
 from structured_voronoi.base import Info, Rng, Start, Target, quiet_info
 from structured_voronoi.geometry.cells import Cells
-from structured_voronoi.samplers.evaluation import begin, cells_of_target, evaluate, positive, steers, whole
+from structured_voronoi.samplers.evaluation import (
+    Evaluation,
+    begin,
+    cells_of_target,
+    evaluate_where,
+    positive,
+    steers,
+    whole,
+)
 from structured_voronoi.samplers.langevin import decayed
 from structured_voronoi.samplers.voronoi_measure import kinetic
 
@@ -58,12 +66,9 @@ class MuCoLa:
         projected = cells.nearest(cells.points(cell) + step_size * r)
 
         moved = (projected != cell).any(-1)
-        rows = moved.nonzero().squeeze(-1)
-        tokens, energy, gradient = cells.tokens[projected], state.energy.clone(), state.gradient.clone()
-        finite = torch.ones_like(moved)
-        if len(rows):
-            result = evaluate(target, tokens[rows], "full")
-            energy[rows], gradient[rows], finite[rows] = result.energy, result.field, result.finite
+        tokens = cells.tokens[projected]
+        known = Evaluation(state.energy, state.gradient, torch.ones_like(moved))
+        energy, gradient, finite = evaluate_where(target, moved, tokens, known, "full")
         accepted = finite
         if self.metropolis:
             after = energy + kinetic(r + step_size / 2 * gradient)

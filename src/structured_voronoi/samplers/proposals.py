@@ -6,12 +6,19 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from structured_voronoi.base import Info, Rng, Start, Target, quiet_info
 from structured_voronoi.geometry.cells import Cells, chunk_size
-from structured_voronoi.samplers.evaluation import Guidance, begin, cells_of_target, evaluate, steers
+from structured_voronoi.samplers.evaluation import (
+    Evaluation,
+    Guidance,
+    begin,
+    cells_of_target,
+    evaluate_where,
+    steers,
+)
 
 
 class State(NamedTuple):
@@ -52,12 +59,9 @@ def metropolis_hastings(
     """
     cells = state.cells
     moved = (proposed != cells.cell_of[state.tokens]).any(-1)
-    rows = moved.nonzero().squeeze(-1)
-    tokens, energy, gradient = cells.tokens[proposed], state.energy.clone(), state.gradient.clone()
-    finite: Bool[Tensor, " chain"] = torch.ones_like(moved)
-    if len(rows):
-        result = evaluate(target, tokens[rows], guidance)
-        energy[rows], gradient[rows], finite[rows] = result.energy, result.field, result.finite
+    tokens = cells.tokens[proposed]
+    known = Evaluation(state.energy, state.gradient, torch.ones_like(moved))
+    energy, gradient, finite = evaluate_where(target, moved, tokens, known, guidance)
     log_ratio = state.energy - energy + log_reverse(proposed, gradient) - log_forward
     accepted = moved & finite & (level.log() < log_ratio)
     new = State(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from structured_voronoi.base import Info, Rng, Start, Target, quiet_info
 from structured_voronoi.geometry.cells import Cells
-from structured_voronoi.samplers.evaluation import begin, box_of, cells_of_target, evaluate, steers
+from structured_voronoi.samplers.evaluation import Evaluation, begin, box_of, cells_of_target, evaluate_where, steers
 
 Base = Literal["gaussian", "uniform"]
 
@@ -58,16 +58,13 @@ class VoronoiMeasure:
     def within(self, x: Tensor, cell: Tensor, before: Point, info: Info) -> tuple[Point, Info]:
         """The same for points whose cells are known."""
         moved = (cell != before.cell).any(-1) & self.inside(x)
-        energy, gradient, nonfinite = before.energy.clone(), before.gradient.clone(), torch.zeros_like(moved)
-        rows = moved.nonzero().squeeze(-1)
-        if len(rows):
-            result = evaluate(self.target, self.cells.tokens[cell[rows]], self.guidance)
-            energy[rows], gradient[rows], nonfinite[rows] = result.energy, result.field, ~result.finite
+        known = Evaluation(before.energy, before.gradient, torch.ones_like(moved))
+        energy, gradient, finite = evaluate_where(self.target, moved, self.cells.tokens[cell], known, self.guidance)
         info = info._replace(
             evaluations=info.evaluations + moved.long(),
             gradients=info.gradients + moved.long() * steers(self.target, self.guidance),
             events=info.events + moved.long(),
-            nonfinite=info.nonfinite + nonfinite.long(),
+            nonfinite=info.nonfinite + (~finite).long(),
         )
         return Point(x, cell, energy, gradient, self.potential(x, energy, gradient)), info
 
