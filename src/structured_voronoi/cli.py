@@ -100,7 +100,7 @@ def sample(
             if file is not None:
                 file.write(json.dumps(text._asdict(), ensure_ascii=False) + "\n")
                 file.flush()
-    print(f"svs: {closing_line(batches, chosen, length)}", file=sys.stderr)
+    print(f"svs: {closing_line(batches, length)}", file=sys.stderr)
     return 0
 
 

@@ -62,7 +62,7 @@ def draw_texts(
         yield Batch(texts, np.stack(energies, axis=1), first, total)
 
 
-def closing_line(batches: list[Batch], sampler: Sampler, length: int) -> str:
+def closing_line(batches: list[Batch], length: int) -> str:
     """Whether the chains mixed: effective samples of the energy, tokens changed, cost."""
     energies = np.concatenate([batch.energies for batch in batches])
     last = np.array([text.tokens for batch in batches for text in batch.texts])
