@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from structured_voronoi.samplers.refresh import Refresh as Refresh
     from structured_voronoi.samplers.svs import SVS as SVS
     from structured_voronoi.targets.categorical import CategoricalTarget as CategoricalTarget
+    from structured_voronoi.targets.controlled import Controlled as Controlled
     from structured_voronoi.targets.language_model import LanguageModel as LanguageModel
     from structured_voronoi.targets.potts import PottsTarget as PottsTarget
     from structured_voronoi.targets.tabular import TabularTarget as TabularTarget
@@ -46,6 +47,7 @@ _HOMES = {
     "CategoricalTarget": "targets.categorical",
     "TabularTarget": "targets.tabular",
     "PottsTarget": "targets.potts",
+    "Controlled": "targets.controlled",
     "LanguageModel": "targets.language_model",
 }
 __all__ = sorted(_HOMES)

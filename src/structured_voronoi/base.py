@@ -59,6 +59,24 @@ class Autoregressive(Target, Protocol):
     def conditionals(self, tokens: Int[Tensor, "chain n"], start: int) -> Float[Tensor, "chain rest token"]: ...
 
 
+class Control(Protocol):
+    """What a text must be: log p(t | m), or any log-score, of each text.
+
+    Optional attributes, used when present:
+
+    * ``log_prob_and_grad(tokens, texts) -> (log_prob, (chains, N, d))``: also its gradient at the embeddings;
+    * ``log_prob_and_guide(tokens, texts)``: the same without a backward pass through the language model;
+    * ``bind(model) -> Control``: the control made ready for a language model, or an error if it does not fit;
+    * ``bound``, a number: scores never exceed it, so that rejection is possible; 0 if absent.
+    """
+
+    @property
+    def name(self) -> str:
+        """Unique within a target: the key of its column."""
+
+    def log_prob(self, tokens: Int[Tensor, "chain n"], texts: list[str]) -> Float[Tensor, " chain"]: ...
+
+
 class Info(NamedTuple):
     """What a reader of the run wants to know about one step of every chain.
 

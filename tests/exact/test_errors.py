@@ -73,6 +73,9 @@ BAD_INPUT: dict[str, tuple[Callable[[], Any], str]] = {
         "N = 0: .* its length must be 1 or more",
     ),
     "negative scale": (lambda: sv.SVS(scale=-0.5), "scale = -0.5 is not a positive number; choose one"),
+    "guidance weight that is no number": (lambda: sv.SVS(guidance_weight="a"), "guidance_weight = 'a' is not a finite"),
+    "half a dimension": (lambda: sv.SVS(dimensions=1.5), "dimensions = 1.5 is not a whole number"),
+    "masses that are no tuple": (lambda: sv.SVS(masses=1.0), "masses = 1.0 is unknown"),
     "scale of NaN": (lambda: sv.SVS(scale=float("nan")), "scale = nan is not a positive number; choose one"),
     "start of the wrong shape": (
         lambda: sampled(start=torch.zeros(2, 3, dtype=torch.int64)),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from structured_voronoi.base import Sampler
 from structured_voronoi.experiments.checks import random_target, stationarity
 from structured_voronoi.experiments.faithfulness import OPEN_SETTINGS
 from structured_voronoi.experiments.twins import ColdMomentum, OutwardOnly, divided_by_square
@@ -16,6 +17,7 @@ from structured_voronoi.experiments.verify import LEVEL, Case, cases, targets
 from structured_voronoi.samplers import proposals
 from structured_voronoi.samplers.gwg import GibbsWithGradients
 from structured_voronoi.samplers.hmc import HMC
+from structured_voronoi.samplers.mucola import MuCoLa
 from structured_voronoi.samplers.pncg import PNCG
 from structured_voronoi.samplers.svs import SVS
 from structured_voronoi.targets.categorical import hypercube, toy
@@ -50,6 +52,8 @@ def test_geometry_in_fewer_dimensions_is_exact(dimensions: int) -> None:
     found = stationarity(target, SVS(1.0, dimensions=dimensions), CHAINS, STEPS, SEED)
     assert found.moved >= 0.5
     assert found.fit.p_value >= LEVEL
+    twin = OutwardOnly(1.0, dimensions=dimensions)
+    assert stationarity(target, twin, CHAINS, STEPS, SEED).fit.p_value < LEVEL
 
 
 def test_allowed_tokens_are_sampled_exactly() -> None:
@@ -66,10 +70,11 @@ def test_allowed_tokens_are_sampled_exactly() -> None:
 def test_any_field_steers_without_bias() -> None:
     """A strong random field, a reversed weight, none at all: p(m) stays."""
     target = random_target(6, 5, 2, 3, 0.5)
-    for sampler in (SVS(0.8, guidance_weight=-1.0), SVS(0.8, guidance="none"), SVS(0.8, turn=3.0)):
-        found = stationarity(target, sampler, CHAINS, STEPS, SEED)
+    for settings in ({"guidance_weight": -1.0}, {"guidance": "none"}, {"turn": 3.0}):
+        found = stationarity(target, SVS(0.8, **settings), CHAINS, STEPS, SEED)
         assert found.moved >= 0.4
         assert found.fit.p_value >= LEVEL
+        assert stationarity(target, OutwardOnly(0.8, **settings), CHAINS, STEPS, SEED).fit.p_value < LEVEL
 
 
 def test_estimated_masses_remove_the_bias_of_equal_ones() -> None:
@@ -89,7 +94,12 @@ def test_given_volumes_are_used() -> None:
 
 
 def test_uniform_base_is_exact_on_the_hypercube() -> None:
-    assert stationarity(hypercube(4), SVS(base="uniform", walls="closed"), CHAINS, STEPS, SEED).fit.p_value >= LEVEL
+    """Its cells are equal; one volume given wrongly is seen."""
+    volumes = (1.0,) * 15
+    right = SVS(base="uniform", walls="closed", masses=(*volumes, 1.0))
+    wrong = SVS(base="uniform", walls="closed", masses=(*volumes, 1.5))
+    assert stationarity(hypercube(4), right, CHAINS, STEPS, SEED).fit.p_value >= LEVEL
+    assert stationarity(hypercube(4), wrong, CHAINS, STEPS, SEED).fit.p_value < LEVEL
 
 
 @pytest.mark.parametrize(
@@ -106,14 +116,21 @@ def test_peers_and_baselines(case: Case) -> None:
         assert found.fit.p_value < LEVEL
 
 
-def test_metropolis_without_the_reverse_proposal_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mucola_without_metropolis_is_seen_on_the_toy() -> None:
+    assert stationarity(toy(0.5), MuCoLa(1.0, None), CHAINS, STEPS, SEED).fit.p_value < LEVEL
+
+
+@pytest.mark.parametrize(("module", "sampler"), [("pncg", PNCG(4.0)), ("gwg", GibbsWithGradients())])
+def test_metropolis_without_the_reverse_proposal_is_seen(
+    monkeypatch: pytest.MonkeyPatch, module: str, sampler: Sampler
+) -> None:
     target, right = targets()["pairs"], proposals.metropolis_hastings
 
     def forgetful(target, guidance, state, proposed, log_forward, log_reverse, level):  # type: ignore[no-untyped-def]
         return right(target, guidance, state, proposed, 0 * log_forward, lambda *_: 0 * log_forward, level)
 
-    monkeypatch.setattr("structured_voronoi.samplers.pncg.metropolis_hastings", forgetful)
-    assert stationarity(target, PNCG(4.0), CHAINS, STEPS, SEED).fit.p_value < LEVEL
+    monkeypatch.setattr(f"structured_voronoi.samplers.{module}.metropolis_hastings", forgetful)
+    assert stationarity(target, sampler, CHAINS, STEPS, SEED).fit.p_value < LEVEL
 
 
 def test_hmc_without_metropolis_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,22 +41,22 @@ class Stationarity(NamedTuple):
 def stationarity(target: Enumerable, sampler: Sampler, chains: int, steps: int, seed: int) -> Stationarity:
     """Start many chains at the truth, take a few steps, compare with the truth."""
     support, truth = target.support(), target.probabilities()
-    rng = Rng(seed, chains)
+    rng = Rng(seed, chains, device=support.device)
     first = rng.fork("truth").categorical(truth.log().expand(chains, -1))
     state, cost = sampler.init(target, rng, support[first]), 0.0
     for _ in range(steps):
         state, info = sampler.step(target, rng, state)
         cost += float(info.evaluations.double().mean())
     moved = (state.tokens != support[first]).any(-1).double().mean()
-    return Stationarity(goodness_of_fit(_counts(support, state.tokens), truth.numpy()), float(moved), cost)
+    return Stationarity(goodness_of_fit(_counts(support, state.tokens), truth.cpu().numpy()), float(moved), cost)
 
 
 def _counts(support: Tensor, tokens: Tensor) -> np.ndarray:
     """How often each state of the support occurs."""
     base = int(support.max()) + 1
-    weights = base ** torch.arange(support.shape[1] - 1, -1, -1)
+    weights = base ** torch.arange(support.shape[1] - 1, -1, -1, device=support.device)
     place = torch.searchsorted((support * weights).sum(-1), (tokens * weights).sum(-1))
-    return torch.bincount(place, minlength=len(support)).numpy()
+    return torch.bincount(place, minlength=len(support)).cpu().numpy()
 
 
 class RoundTrip(NamedTuple):
@@ -75,7 +75,7 @@ class RoundTrip(NamedTuple):
 
 def round_trip(target: Target, sampler: SVS, chains: int, seed: int) -> RoundTrip:
     """One trajectory and back for each chain, from random starts."""
-    rng = Rng(seed, chains)
+    rng = Rng(seed, chains, device=target.embeddings.device)
     state: State = sampler.init(target, rng, None)
     space, evaluate = state.space, sampler._evaluator(target, state.space)
     start, duration = sampler._launched(rng, state), sampler._durations(rng, state.centre)

@@ -23,7 +23,7 @@ from structured_voronoi.base import SamplingError
 from structured_voronoi.models.corpora import Corpus
 
 END_OF_TEXT = "<|endoftext|>"
-UNFINISHED = "unfinished"
+UNFINISHED, REPORT = "unfinished", "training.json"
 CHECKPOINT_STEPS = 200
 
 
@@ -95,7 +95,7 @@ def train_language_model(
         model = model.half()
     model.save_pretrained(out)
     wrapped.save_pretrained(out)
-    (out / "training.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    (out / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     for left in (out / UNFINISHED).glob("*"):
         left.unlink()
     if (out / UNFINISHED).exists():

@@ -129,6 +129,13 @@ def positive(**values: float | None) -> None:
             raise SamplingError(f"{name} = {value!r} is not a positive number; choose one, for example {name}=0.5")
 
 
+def number(**values: float) -> None:
+    """Refuse settings that are not finite numbers."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not abs(value) < float("inf"):
+            raise SamplingError(f"{name} = {value!r} is not a finite number; choose one, for example {name}=1.0")
+
+
 def whole(**values: int) -> None:
     """Refuse settings that are not whole numbers of at least 1."""
     for name, value in values.items():

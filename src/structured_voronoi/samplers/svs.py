@@ -36,6 +36,7 @@ from structured_voronoi.samplers.evaluation import (
     box_of,
     cells_of_target,
     evaluate,
+    number,
     one_of,
     positive,
     steers,
@@ -109,7 +110,10 @@ class SVS:
         one_of(Literal["open", "closed"], walls=self.walls)
         one_of(Literal["gaussian", "uniform"], base=self.base)
         one_of(Guidance, guidance=self.guidance)
-        if isinstance(self.masses, str):
+        number(guidance_weight=self.guidance_weight)
+        if self.dimensions is not None:
+            whole(dimensions=self.dimensions)
+        if not isinstance(self.masses, tuple):
             one_of(Literal["equal", "estimated"], masses=self.masses)
         else:
             for mass in self.masses:

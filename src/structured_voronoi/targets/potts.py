@@ -24,18 +24,23 @@ class PottsTarget:
     """
 
     def __init__(
-        self, side: int, states: int = 2, coupling: float = 0.4, field: Float[Tensor, " state"] | None = None
+        self,
+        side: int,
+        states: int = 2,
+        coupling: float = 0.4,
+        field: Float[Tensor, " state"] | None = None,
+        device: torch.device | str = "cpu",
     ) -> None:
         if side < 1 or states < 2:
             raise SamplingError(f"side = {side}, states = {states}: a lattice needs side ≥ 1 and two or more states")
         self.states, self.coupling, self.length = states, coupling, side * side
-        self.field = torch.zeros(states, dtype=torch.float64) if field is None else field.double()
+        self.field = (torch.zeros(states) if field is None else field).double().to(device)
         if self.field.shape != (states,):
             raise SamplingError(
                 f"field has shape {tuple(self.field.shape)}; give one number for each of {states} states"
             )
-        self.embeddings = _simplex(states)
-        sites = torch.arange(self.length).view(side, side)
+        self.embeddings = _simplex(states).to(device)
+        sites = torch.arange(self.length, device=device).view(side, side)
         across, down = (sites[:, :-1], sites[:, 1:]), (sites[:-1], sites[1:])
         self.edges = torch.cat([torch.stack([a.flatten(), b.flatten()], -1) for a, b in (across, down)])
 
@@ -58,7 +63,9 @@ class PottsTarget:
             raise SamplingError(
                 f"{self.states}^{self.length} states are too many to list; choose a smaller side or fewer states"
             )
-        return torch.tensor(list(itertools.product(range(self.states), repeat=self.length)))
+        return torch.tensor(
+            list(itertools.product(range(self.states), repeat=self.length)), device=self.embeddings.device
+        )
 
     def probabilities(self) -> Float[Tensor, " state"]:
         return self.log_prob(self.support()).softmax(0)

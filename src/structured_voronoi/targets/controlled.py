@@ -1,0 +1,82 @@
+"""A language model under control: p(m) ∝ p_LM(m | prompt) · Π_k p(t_k | m)^weight_k."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from structured_voronoi.base import Control, SamplingError
+from structured_voronoi.targets.language_model import LanguageModel
+
+
+class Controlled:
+    """Any number of controls, each with its weight γ.
+
+    Guidance comes from the language model and from the controls that have a gradient; the others are sampled exactly
+    all the same, they just do not steer.
+    """
+
+    normalised = False
+    """Controls look at the whole text: ancestral draws are not the truth."""
+
+    def __init__(self, model: LanguageModel, controls: Mapping[Control, float]) -> None:
+        if not controls:
+            raise SamplingError("no control was given; sample the language model itself, or add a control")
+        for control, weight in controls.items():
+            if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 <= weight < float("inf"):
+                raise SamplingError(f"the weight of {control.name} is {weight!r}; give a number ≥ 0, for example 1.0")
+        self.model = model
+        self.controls: dict[Control, float] = {
+            control.bind(model) if hasattr(control, "bind") else control: float(weight)
+            for control, weight in controls.items()
+        }
+        names = [control.name for control in self.controls]
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            raise SamplingError(f"two controls are called {twice.pop()!r}; give each a name of its own")
+        self.embeddings, self.length, self.allowed = model.embeddings, model.length, model.allowed
+        self.tokenizer, self.decode = model.tokenizer, model.decode
+        self.conditionals, self.extend, self.token_log_probs = model.conditionals, model.extend, model.token_log_probs
+
+    def log_prob(self, tokens: Int[Tensor, "chain n"]) -> Float[Tensor, " chain"]:
+        total = self.model.log_prob(tokens)
+        texts = self.texts(tokens)
+        for control, weight in self.controls.items():
+            if weight:  # 0 · (-inf) is no number
+                total = total + weight * control.log_prob(tokens, texts).to(total)
+        return total
+
+    def log_prob_and_guide(self, tokens: Int[Tensor, "chain n"]) -> tuple[Tensor, Tensor]:
+        return self._steered(tokens, self.model.log_prob_and_guide, "log_prob_and_guide")
+
+    def log_prob_and_grad(self, tokens: Int[Tensor, "chain n"]) -> tuple[Tensor, Tensor]:
+        return self._steered(tokens, self.model.log_prob_and_grad, "log_prob_and_grad")
+
+    def control_log_probs(self, tokens: Int[Tensor, "chain n"]) -> dict[Control, Float[Tensor, " chain"]]:
+        """log p(t_k | m) of every control, without its weight."""
+        texts = self.texts(tokens)
+        return {control: control.log_prob(tokens, texts) for control in self.controls}
+
+    def texts(self, tokens: Int[Tensor, "chain n"]) -> list[str]:
+        """What the controls read: the drawn tokens alone, decoded."""
+        return [self.decode(row) for row in tokens]
+
+    def _steered(
+        self, tokens: Tensor, of_model: Callable[[Tensor], tuple[Tensor, Tensor]], name: str
+    ) -> tuple[Tensor, Tensor]:
+        total, field = of_model(tokens)
+        texts = self.texts(tokens)
+        for control, weight in self.controls.items():
+            if not weight:
+                continue
+            steering: Any = getattr(control, name, None)
+            if steering is None:
+                found = control.log_prob(tokens, texts)
+            else:
+                found, own = steering(tokens, texts)
+                field = field + weight * own.to(field)
+            total = total + weight * found.to(total)
+        return total, field
