@@ -12,17 +12,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from structured_voronoi import controls as controls
     from structured_voronoi.base import Rng as Rng
     from structured_voronoi.base import SamplingError as SamplingError
     from structured_voronoi.run.sampling import sample as sample
     from structured_voronoi.samplers.ancestral import Ancestral as Ancestral
     from structured_voronoi.samplers.cycle import Cycle as Cycle
+    from structured_voronoi.samplers.fudge import Fudge as Fudge
     from structured_voronoi.samplers.gwg import GibbsWithGradients as GibbsWithGradients
     from structured_voronoi.samplers.hmc import HMC as HMC
     from structured_voronoi.samplers.langevin import Langevin as Langevin
     from structured_voronoi.samplers.mucola import MuCoLa as MuCoLa
     from structured_voronoi.samplers.pncg import PNCG as PNCG
     from structured_voronoi.samplers.refresh import Refresh as Refresh
+    from structured_voronoi.samplers.rejection import Rejection as Rejection
     from structured_voronoi.samplers.svs import SVS as SVS
     from structured_voronoi.targets.categorical import CategoricalTarget as CategoricalTarget
     from structured_voronoi.targets.controlled import Controlled as Controlled
@@ -43,6 +46,8 @@ _HOMES = {
     "GibbsWithGradients": "samplers.gwg",
     "Ancestral": "samplers.ancestral",
     "Refresh": "samplers.refresh",
+    "Rejection": "samplers.rejection",
+    "Fudge": "samplers.fudge",
     "Cycle": "samplers.cycle",
     "CategoricalTarget": "targets.categorical",
     "TabularTarget": "targets.tabular",
@@ -50,10 +55,12 @@ _HOMES = {
     "Controlled": "targets.controlled",
     "LanguageModel": "targets.language_model",
 }
-__all__ = sorted(_HOMES)
+__all__ = sorted([*_HOMES, "controls"])
 
 
 def __getattr__(name: str) -> Any:
+    if name == "controls":
+        return importlib.import_module("structured_voronoi.controls")
     if name not in _HOMES:
         raise AttributeError(f"module 'structured_voronoi' has no attribute {name!r}; it has {', '.join(__all__)}")
     return getattr(importlib.import_module(f"structured_voronoi.{_HOMES[name]}"), name)

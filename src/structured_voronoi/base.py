@@ -52,11 +52,21 @@ class Enumerable(Target, Protocol):
 class Autoregressive(Target, Protocol):
     """A target that draws each token given those before it: what redrawing moves need.
 
-    Optional: ``extend(tokens, start, stop, levels)``, which redraws a range of positions with a cache, and
-    ``normalised``, unset where something stands on the right of the tokens.
+    Optional: ``redraw(tokens, start, stop, levels) -> Redrawn``, which redraws a range of positions at the cost of one
+    evaluation, and ``normalised``, unset where something stands on the right of the tokens.
     """
 
     def conditionals(self, tokens: Int[Tensor, "chain n"], start: int) -> Float[Tensor, "chain rest token"]: ...
+
+
+class Redrawn(NamedTuple):
+    """Tokens of which a range was drawn from the model given those before it, and how probable all that follows is."""
+
+    tokens: Int[Tensor, "chain n"]
+    log_probs: Float[Tensor, "chain rest"]
+    """log p of each token from the start of the range given those before it."""
+    right: Float[Tensor, " chain"]
+    """The rest of log p(m): the suffix, the end, the controls."""
 
 
 class Control(Protocol):
@@ -104,6 +114,8 @@ class Info(NamedTuple):
     """Closed cells: log of the estimated mass of the cell the step ended in."""
     unreliable: Bool[Tensor, " chain"] | None = None
     """Closed cells: that mass comes from fewer than 50 counts at some position."""
+    refreshed: Int[Tensor, " chain"] | None = None
+    """Refresh: redrawn blocks that were accepted."""
 
 
 def quiet_info(energy: Float[Tensor, " chain"]) -> Info:

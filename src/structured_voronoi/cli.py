@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
-from typing import Annotated, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 from cyclopts import App, CycloptsError, Parameter
 
-from structured_voronoi.experiments import EXPERIMENTS
+from structured_voronoi.experiments import EXPERIMENTS, WITH_DATA
+
+if TYPE_CHECKING:
+    from structured_voronoi.base import Control
 
 app = App(
     name="svs",
@@ -33,15 +36,27 @@ SAMPLERS = {
     "Refresh": "blocks of tokens redrawn from the language model; exact",
     "Cycle": "several samplers in turn",
     "Ancestral": "each token given those before it; exact where nothing stands on the right",
+    "Rejection": "drawn from the language model, accepted by the controls; exact",
+    "Fudge": "each token weighed by a classifier of prefixes; not exact",
 }
 TARGETS = {
     "CategoricalTarget": "one token from a distribution over embedded elements, inside a box",
     "TabularTarget": "any table over [M]^N; its truth is known",
     "LanguageModel": "p(text | prompt) of the bundled model, a Hugging Face model or a GGUF file",
+    "Controlled": "a language model under any number of controls",
     "PottsTarget": "the Potts and Ising models on a square lattice",
 }
+CONTROLS = {
+    "keyword=WORDS": "a word or phrase, in capitals or not",
+    "regex=PATTERN": "a regular expression that matches somewhere in the text",
+    "FOLDER=LABEL": "a classifier by `svs train classifier`, or a Hugging Face sequence classifier",
+    "MODULE:FUNCTION": "a Python function of the text: True or False, or a probability",
+    "not …": "the opposite of a keyword, a regex or a function",
+}
 
-TEXT_SAMPLERS = ("svs+refresh", "svs", "refresh", "ancestral", "svs-paper", "langevin", "mucola", "pncg", "gwg")
+TEXT_SAMPLERS = (
+    "svs+refresh", "rejection", "svs", "refresh", "ancestral", "svs-paper", "langevin", "mucola", "pncg", "gwg"
+)  # fmt: skip
 
 Out = Annotated[Path, Parameter(help="Folder for NAME.json, NAME.md and pictures.")]
 Seed = Annotated[int, Parameter(help="Seed of all random streams.")]
@@ -56,49 +71,74 @@ def sample(
     length: Annotated[int, Parameter(help="Tokens of each text.")] = 20,
     ends: Annotated[bool, Parameter(help="Complete texts: weigh by the probability of the end.")] = False,
     n: Annotated[int, Parameter(name="-n", help="Texts, each from a chain of its own.")] = 8,
-    sampler: Annotated[str, Parameter(help=f"One of {', '.join(TEXT_SAMPLERS)}.")] = "svs+refresh",
+    sampler: Annotated[str, Parameter(help=f"`auto`, or one of {', '.join(TEXT_SAMPLERS)}.")] = "svs+refresh",
     scale: Annotated[
-        float | None, Parameter(help="Width of SVS in nearest-neighbour distances; tuned if left out.")
+        float | Literal["auto"],
+        Parameter(help="Width of SVS in nearest-neighbour distances; `auto` tunes it on pilot chains."),
+    ] = 0.3,
+    warmup: Annotated[
+        int | None,
+        Parameter(help="Steps of each chain before its text: 4 where chains start at the truth, else 100."),
     ] = None,
-    warmup: Annotated[int, Parameter(help="Steps of each chain before its text.")] = 20,
     thin: Annotated[int, Parameter(help="Further steps to the text.")] = 1,
     start: Annotated[Literal["ancestral", "random"], Parameter(help="Where chains start.")] = "ancestral",
     seed: Seed = 0,
+    control: Annotated[
+        list[str] | None,
+        Parameter(
+            help="What texts must be; repeatable. food=Italian (see `svs ls`), keyword=river, regex=^The, "
+            "./folder=label, module:function, or `not keyword=river`; a weight may follow: food=Italian@1.5."
+        ),
+    ] = None,
     out: Annotated[Path | None, Parameter(help="JSONL file, one line a text.")] = None,
     device: Annotated[str, Parameter(help="cpu, cuda, …")] = "cpu",
     dtype: Annotated[str, Parameter(help="float32, float64, bfloat16 or float16.")] = "float32",
 ) -> int:
-    """Draw texts from a language model; they appear as they come.
+    """Draw texts from a language model, under control if you like; they appear as they come.
 
-    Example: svs sample -n 4 --length 24 --prompt "Near the old bridge" --out texts.jsonl
+    Example: svs sample -n 4 --length 24 --prompt "Near the old bridge" --control food=Italian --out texts.jsonl
     """
     import json
 
     from structured_voronoi.base import SamplingError, did_you_mean
 
-    for name, value, least in (("-n", n, 1), ("--warmup", warmup, 0), ("--thin", thin, 1)):
+    for name, value, least in (("-n", n, 1), ("--warmup", warmup or 0, 0), ("--thin", thin, 1)):
         if value < least:
             raise SamplingError(f"{name} {value} is too small; use {least} or more")
-    if sampler not in TEXT_SAMPLERS:
-        raise SamplingError(f"unknown sampler {sampler!r}; {did_you_mean(sampler, TEXT_SAMPLERS)}")
+    if sampler not in ("auto", *TEXT_SAMPLERS):
+        raise SamplingError(f"unknown sampler {sampler!r}; {did_you_mean(sampler, ['auto', *TEXT_SAMPLERS])}")
+    controls: dict[Control, float] = {}
+    if control:
+        from structured_voronoi.controls.parsing import parse_control
+
+        controls = dict(parse_control(written, device) for written in control)
     file = _open_for_writing(out)
 
     from structured_voronoi.run.texts import closing_line, draw_texts
     from structured_voronoi.samplers.choices import text_sampler
+    from structured_voronoi.samplers.choosing import choose
+    from structured_voronoi.targets.controlled import Controlled
     from structured_voronoi.targets.language_model import LanguageModel
 
-    target = LanguageModel.load(
+    language_model = LanguageModel.load(
         model, prompt=prompt, length=length, suffix=suffix, ends=ends, device=device, dtype=dtype
     )
-    left_out = ", ".join(f"{count} {why}" for why, count in target.excluded.items() if count)
+    target = Controlled(language_model, controls) if controls else language_model
+    left_out = ", ".join(f"{count} {why}" for why, count in language_model.excluded.items() if count)
     print(f"svs: tokens left out: {left_out or 'none'}", file=sys.stderr)
+    if warmup is None:
+        warmup = 4 if target.normalised and start == "ancestral" else 100
+    if sampler == "auto":
+        sampler, why = choose(target, seed, warmup + thin, scale)
+        print(f"svs: {why}", file=sys.stderr)
     chosen, batches = text_sampler(sampler, scale), []
-    for batch in draw_texts(target, chosen, n, warmup + thin, seed, start):
+    steps = 1 if getattr(chosen, "independent", False) else warmup + thin
+    for batch in draw_texts(target, chosen, n, steps, seed, start):
         batches.append(batch)
         for text in batch.texts:
             print(text.text, flush=True)
             if file is not None:
-                file.write(json.dumps(text._asdict(), ensure_ascii=False) + "\n")
+                file.write(json.dumps(text.line(), ensure_ascii=False) + "\n")
                 file.flush()
     print(f"svs: {closing_line(batches, length)}", file=sys.stderr)
     return 0
@@ -151,6 +191,55 @@ def train_lm(
     return 0
 
 
+@train.command(name="classifier")
+def train_classifier(
+    *,
+    data: Annotated[str, Parameter(help="A .csv or .tsv file with a header, or `builtin`.")],
+    label: Annotated[str, Parameter(help="Column of the labels; for the built-in texts food, price, area, ….")],
+    text: Annotated[str, Parameter(help="Column of the texts.")] = "text",
+    out: Annotated[Path, Parameter(help="Folder for the classifier; its name becomes the control's.")],
+    model: Annotated[str, Parameter(help="The language model it will control, as for `svs sample`.")] = "bundled",
+    kind: Annotated[
+        Literal["light", "probe"], Parameter(help="On the model's embeddings, or a BiLSTM on its hidden states.")
+    ] = "light",
+    epochs: Annotated[float | None, Parameter(help="Passes over the texts; four or more if left out.")] = None,
+    limit: Annotated[int | None, Parameter(help="Read no more texts than this.")] = None,
+    seed: Seed = 0,
+    device: Annotated[str, Parameter(help="cpu, cuda, …")] = "cpu",
+) -> int:
+    """Train a control from labelled texts of your own; use it with `svs sample --control FOLDER=LABEL`.
+
+    Example: svs train classifier --data reviews.csv --text review --label mood --out ./mood
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from structured_voronoi.base import SamplingError
+    from structured_voronoi.experiments.report import writable_folder
+    from structured_voronoi.models import classifiers
+    from structured_voronoi.models.corpora import labelled_texts
+    from structured_voronoi.models.loading import load_model
+    from structured_voronoi.run.progress import progress_bar
+
+    if epochs is not None and not 0 < epochs < 10_000:
+        raise SamplingError(f"--epochs {epochs}: choose a positive number, 4 for example")
+    found = labelled_texts(data, text, label, limit)
+    classifiers.counted(found.labels)
+    recipe = classifiers.ClassifierRecipe(kind=kind, epochs=epochs, seed=seed)
+    loaded, folder = load_model(model, device), writable_folder(out)
+    with progress_bar(recipe.steps(len(found.texts)), show=True, what="training") as tick:
+        report = classifiers.train_classifier(found.texts, found.labels, loaded, folder, recipe, tick)
+    grid = Table("label", "precision", "recall", "F1", "held-out texts")
+    for name, one in report["classes"].items():
+        grid.add_row(name, *(f"{one[what]:.3f}" for what in ("precision", "recall", "f1")), str(one["count"]))
+    Console(width=None if sys.stdout.isatty() else 120).print(grid)
+    print(
+        f"{folder}: macro-F1 {report['macro_f1']:.3f} on {report['held_out_texts']:,} held-out texts "
+        f"({report['macro_f1_of_20_tokens']:.3f} cut to 20 tokens); {report['parameters']:,} parameters"
+    )
+    return 0
+
+
 @app.command
 def reproduce(
     name: Annotated[str, Parameter(help="Experiment, as listed by `svs ls`, or `all`.")],
@@ -161,10 +250,15 @@ def reproduce(
         int | None, Parameter(help="Independent runs (chains); the default is the experiment's own.")
     ] = None,
     seed: Annotated[int | None, Parameter(help="Seed; the default is the experiment's own.")] = None,
+    data: Annotated[
+        str | None,
+        Parameter(help=f"{', '.join(WITH_DATA)}: train a language model on these texts first (kept in the cache)."),
+    ] = None,
 ) -> int:
     """Reproduce a table or figure: writes NAME.json, NAME.md and NAME*.png.
 
-    Example: svs reproduce toy --out results
+    Examples: svs reproduce toy --out results
+              svs reproduce lm --data path/to/e2e
     """
     import importlib
 
@@ -179,10 +273,13 @@ def reproduce(
         raise SamplingError(f"--seed {seed} is negative; use 0 or more")
     settings = {key: value for key, value in (("runs", runs), ("seed", seed)) if value is not None}
     chosen = list(EXPERIMENTS) if name == "all" else [name]
+    if data is not None and not set(chosen) & set(WITH_DATA):
+        raise SamplingError(f"--data does not go with {name}; it is for {', '.join(WITH_DATA)}")
     folder = writable_folder(out, chosen)
     for one in chosen:
         experiment = importlib.import_module(f"structured_voronoi.experiments.{one}")
-        for path in experiment.run(folder, **settings):
+        own = {"data": data} if one in WITH_DATA else {}
+        for path in experiment.run(folder, **settings, **own):
             print(path)
     return 0
 
@@ -227,8 +324,12 @@ def verify(
 
 @app.command
 def ls() -> int:
-    """List samplers, targets and experiments."""
-    for title, entries in (("samplers", SAMPLERS), ("targets", TARGETS), ("experiments", EXPERIMENTS)):
+    """List samplers, targets, controls and experiments."""
+    from structured_voronoi.models.control_list import bundled_controls
+
+    controls = {name: ", ".join(labels) for name, labels in bundled_controls().items()} | CONTROLS
+    titles = {"samplers": SAMPLERS, "targets": TARGETS, "controls": controls, "experiments": EXPERIMENTS}
+    for title, entries in titles.items():
         print(title)
         for name, what in entries.items():
             print(f"  {name:<20} {what}")

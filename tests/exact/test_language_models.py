@@ -120,11 +120,16 @@ def test_guide_is_exact_for_a_tokens_own_probability(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_cached_drawing_follows_the_conditionals(name: str) -> None:
-    target = language_model(name, prompt="a small")
+@pytest.mark.parametrize(("suffix", "ends"), [("", False), (" by the river", True)])
+def test_cached_drawing_follows_the_conditionals(name: str, suffix: str, ends: bool) -> None:
+    """The drawn tokens are the conditionals' own, and what stands on the right is scored as in one whole pass."""
+    target = language_model(name, prompt="a small", suffix=suffix, ends=ends)
     tokens = some_tokens(target, rows=8)
     levels = torch.rand(8, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    drawn = target.extend(tokens, 1, 4, levels)
+    drawn, log_probs, right = target.redraw(tokens, 1, 4, levels)
+    scored = target.token_log_probs(drawn)
+    torch.testing.assert_close(log_probs, scored[:, 1:])
+    torch.testing.assert_close(right, target.log_prob(drawn) - scored.sum(-1))
     assert (drawn[:, 0] == tokens[:, 0]).all()
     assert (drawn[:, 4] == tokens[:, 4]).all()
     conditionals = target.conditionals(drawn, 1)

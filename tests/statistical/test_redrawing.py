@@ -45,11 +45,11 @@ def test_redrawing_is_exact(sampler: Sampler) -> None:
 
 def test_refresh_that_forgets_what_stands_on_the_right_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the ratio of the text after the block every redraw is accepted."""
-    right = refresh.evaluate
+    right = refresh.redraw
 
-    def forgetful(target: object, tokens: torch.Tensor, guidance: str) -> object:
-        scores = refresh.token_log_probs(target, tokens)
-        return right(target, tokens, guidance)._replace(energy=-scores[:, :1].sum(-1))
+    def forgetful(target, tokens, start, stop, levels):  # type: ignore[no-untyped-def]
+        found, before = right(target, tokens, start, stop, levels), refresh.token_log_probs(target, tokens)[:, start:]
+        return found._replace(log_probs=torch.cat([found.log_probs[:, :1], before[:, 1:]], dim=-1))
 
-    monkeypatch.setattr(refresh, "evaluate", forgetful)
+    monkeypatch.setattr(refresh, "redraw", forgetful)
     assert stationarity(table(), Refresh(block=1, suffix=False), CHAINS, STEPS, SEED).fit.p_value < 1e-10

@@ -3,7 +3,13 @@
 EXPERIMENTS = {
     "toy": "four cells in the plane: trajectory, JS divergence by temperature, iterations, elements",
     "hypercube": "2^k cells in R^k: JS divergence by dimension",
-    "lm": "perplexities of texts of every sampler beside ancestral ones, on the bundled model",
+    "lm": "perplexities of texts of every sampler beside ancestral ones",
+    "truth": "samplers of text against the bundled model over few tokens, every text listed",
+    "mixing": "SVS with refresh moves from ancestral texts and from random tokens",
+    "efficiency": "samplers of text after the same cost; guidance and dimensions",
     "faithfulness": "SVS and its broken twins against enumerated truth; energy error and round trips",
     "crossings": "the exact crossing finder against the paper's α grid on the same trajectories",
 }
+
+WITH_DATA = ("lm", "mixing", "efficiency")
+"""Experiments that can also run on a language model trained on the user's data."""

@@ -1,4 +1,4 @@
-"""The paper's perplexity figure: texts of gradient-based samplers beside ancestral ones, on the bundled model."""
+"""The paper's perplexity figure: texts of gradient-based samplers beside ancestral ones."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from structured_voronoi.base import Sampler, Start
 from structured_voronoi.experiments.chains import side_by_side
 from structured_voronoi.experiments.report import new_figure, table, write_report
+from structured_voronoi.experiments.text_models import LENGTH, experiment_model, named
 from structured_voronoi.metrics.text import bootstrap_quantiles, perplexity, wasserstein
 from structured_voronoi.run.sampling import steps
 from structured_voronoi.samplers.choices import text_sampler
@@ -20,33 +21,33 @@ from structured_voronoi.targets.language_model import LanguageModel
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LENGTH, ANCESTRAL = 20, 1000
+ANCESTRAL = 1000
 BURN_IN = {"ancestral": 1, "svs+refresh": 50, "svs": 50, "pncg": 100, "gwg": 100}
 """Steps from ancestral starts."""
 FROM_RANDOM = {"langevin": 500, "mucola": 500, "svs-paper": 50}
 """Steps of the paper's methods, from random tokens; it takes 500, but its SVS evaluates some twenty texts a step."""
 LEVELS = (0.05, 0.5, 0.95)
-SCALE = 0.3
 
 
-def run(out: Path, runs: int = 100, seed: int = 0, progress: bool = True) -> list[Path]:
+def run(out: Path, runs: int = 100, seed: int = 0, progress: bool = True, data: str | None = None) -> list[Path]:
     """``runs`` texts of each sampler against 1,000 ancestral ones."""
-    names = (*BURN_IN, *FROM_RANDOM)
-    rows = side_by_side(partial(_texts, runs=runs, seed=seed), names, "lm", progress)
+    model, stem = experiment_model(data, progress), named("lm", data)
+    rows = side_by_side(partial(_texts, model=model, runs=runs, seed=seed), (*BURN_IN, *FROM_RANDOM), "lm", progress)
     truth = np.array(rows[0]["perplexity"])
-    other = np.array(_texts("ancestral", runs * 10, seed + 1)["perplexity"])
+    other = np.array(_texts("ancestral", model, runs * 10, seed + 1)["perplexity"])
     floor = [wasserstein(truth, other[i : i + runs]) for i in range(0, len(other), runs)]
     for row in rows:
         row["wasserstein"] = wasserstein(truth, np.array(row["perplexity"]))
         row["quantiles"] = bootstrap_quantiles(np.array(row["perplexity"]), LEVELS)
     results = {"runs": runs, "seed": seed, "length": LENGTH, "floor": float(np.mean(floor)), "rows": rows}
-    return write_report(out, "lm", results, _markdown(results), {"lm": _picture(rows)})
+    results |= {"model": model if data is None else named("model", data)}
+    return write_report(out, stem, results, _markdown(results, stem), {stem: _picture(rows)})
 
 
-def _texts(name: str, runs: int, seed: int) -> dict[str, Any]:
+def _texts(name: str, model: str, runs: int, seed: int) -> dict[str, Any]:
     """The perplexities of one sampler's last states, and what they cost."""
-    target = LanguageModel.load("bundled", length=LENGTH)
-    sampler: Sampler = text_sampler(name, SCALE)
+    target = LanguageModel.load(model, length=LENGTH)
+    sampler: Sampler = text_sampler(name)
     chains = max(runs, ANCESTRAL) if name == "ancestral" else runs
     start: Start = "random" if name in FROM_RANDOM else None
     count, cost = (BURN_IN | FROM_RANDOM)[name], 0.0
@@ -57,11 +58,11 @@ def _texts(name: str, runs: int, seed: int) -> dict[str, Any]:
     return {"sampler": name, "steps": count, "evaluations": cost, "perplexity": found.tolist(), "example": example}
 
 
-def _markdown(results: dict[str, Any]) -> str:
+def _markdown(results: dict[str, Any], stem: str) -> str:
     intro = (
-        f"{results['runs']} texts of {LENGTH} tokens from each sampler and {ANCESTRAL} ancestral ones, bundled model, "
-        f"seed {results['seed']}. Perplexity of the drawn tokens under the sampled model; 95 % bootstrap "
-        f"intervals. The Wasserstein distance between {ANCESTRAL} and {results['runs']} ancestral texts is "
+        f"{results['runs']} texts of {LENGTH} tokens from each sampler and {ANCESTRAL} ancestral ones, model: "
+        f"{results['model']}, seed {results['seed']}. Perplexity of the drawn tokens under the sampled model; 95 % "
+        f"bootstrap intervals. The Wasserstein distance between {ANCESTRAL} and {results['runs']} ancestral texts is "
         f"{results['floor']:.3g} on average. {', '.join(FROM_RANDOM)} start from random tokens, the others from "
         "ancestral texts."
     )
@@ -77,7 +78,7 @@ def _markdown(results: dict[str, Any]) -> str:
         for row in results["rows"]
     ]
     header = ["sampler", "steps", "evaluations", "Wasserstein", "5 %", "50 %", "95 %", "an example"]
-    return "\n\n".join(["# Perplexities of texts", intro, table(header, body), "![lm](lm.png)"])
+    return "\n\n".join(["# Perplexities of texts", intro, table(header, body), f"![{stem}]({stem}.png)"])
 
 
 def _picture(rows: list[dict[str, Any]]) -> Figure:

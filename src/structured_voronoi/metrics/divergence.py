@@ -44,6 +44,11 @@ class Fit(NamedTuple):
     def ratio(self) -> float:
         return self.tv / self.floor
 
+    @property
+    def z(self) -> float:
+        """How many standard deviations of independent sets the total variation lies above their mean."""
+        return (self.tv - self.floor) / self.floor_sd
+
 
 def goodness_of_fit(
     counts: Int[ndarray, " state"], truth: Float[ndarray, " state"], seed: int = 0, sets: int = 200

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
+
+from structured_voronoi.metrics.divergence import Interval
 
 
 def perplexity(log_prob: Float[ndarray, " text"], tokens: int) -> Float[ndarray, " text"]:
@@ -28,3 +32,51 @@ def bootstrap_quantiles(
     found = np.quantile(values, levels)
     low, high = np.quantile(draws, 0.025, axis=-1), np.quantile(draws, 0.975, axis=-1)
     return [(float(q), float(a), float(b)) for q, a, b in zip(found, low, high, strict=True)]
+
+
+def distinct(token_lists: Sequence[Sequence[int]], n: int) -> float:
+    """Dist-n of a set of texts: distinct n-grams over all n-grams, 0 where there are none."""
+    grams = [tuple(tokens[i : i + n]) for tokens in token_lists for i in range(len(tokens) - n + 1)]
+    return len(set(grams)) / len(grams) if grams else 0.0
+
+
+def wilson(successes: int, total: int, level: float = 0.95) -> Interval:
+    """A share with its Wilson interval, which is fair for few trials and for shares near 0 or 1."""
+    from scipy import stats
+
+    if not 0 <= successes <= total or total < 1:
+        raise ValueError(f"{successes} successes of {total} trials; give 0 ≤ successes ≤ total and total ≥ 1")
+    z = float(stats.norm.ppf((1 + level) / 2))
+    share = successes / total
+    centre = (share + z**2 / (2 * total)) / (1 + z**2 / total)
+    half = z / (1 + z**2 / total) * np.sqrt(share * (1 - share) / total + z**2 / (4 * total**2))
+    # at shares of 0 and 1 one end is exact, whatever rounding says
+    return Interval(share, min(share, float(centre - half)), max(share, float(centre + half)))
+
+
+Statistic = Callable[..., ndarray]
+"""Like numpy.mean and numpy.median: ``statistic(values, axis=-1)``."""
+
+
+def bootstrap_mean(values: Float[ndarray, " x"], seed: int = 0, sets: int = 2000) -> Interval:
+    """The mean with its 95 % percentile bootstrap interval."""
+    draws = _bootstrap(values, np.mean, np.random.default_rng(seed), sets)
+    return _interval(float(np.mean(values)), draws)
+
+
+def bootstrap_ratio(
+    a: Float[ndarray, " x"], b: Float[ndarray, " y"], statistic: Statistic = np.mean, seed: int = 0, sets: int = 2000
+) -> Interval:
+    """statistic(a) / statistic(b) of two independent samples with its 95 % percentile bootstrap interval."""
+    source = np.random.default_rng(seed)
+    draws = _bootstrap(a, statistic, source, sets) / _bootstrap(b, statistic, source, sets)
+    return _interval(float(statistic(a, axis=-1) / statistic(b, axis=-1)), draws)
+
+
+def _bootstrap(values: ndarray, statistic: Statistic, source: np.random.Generator, sets: int) -> ndarray:
+    return statistic(source.choice(values, size=(sets, len(values))), axis=-1)
+
+
+def _interval(found: float, draws: ndarray) -> Interval:
+    low, high = np.quantile(draws, (0.025, 0.975))
+    return Interval(found, float(low), float(high))

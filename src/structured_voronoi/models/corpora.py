@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import csv
+import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from structured_voronoi.base import SamplingError
-from structured_voronoi.models.restaurants import descriptions
+from structured_voronoi.base import SamplingError, did_you_mean
+from structured_voronoi.models.restaurants import LABELS, descriptions
 
 BUILTIN_TEXTS, BUILTIN_HELD_OUT = 40_000, 1_000
+BUILTIN_LABELLED = 20_000
+UNSAID = "none"
+"""The label of a built-in text that does not mention the attribute."""
 
 
 class Corpus(NamedTuple):
@@ -34,6 +38,56 @@ def load_corpus(data: str) -> Corpus:
     if len(texts) < 20:
         raise SamplingError(f"--data {data} holds {len(texts)} texts; training needs 20 or more, one on each line")
     return Corpus(texts[:-held_out], texts[-held_out:])
+
+
+class Labelled(NamedTuple):
+    """Texts and the label of each."""
+
+    texts: list[str]
+    labels: list[str]
+
+
+def labelled_texts(data: str, text_column: str, label_column: str, limit: int | None = None) -> Labelled:
+    """Two columns of a CSV or TSV file, at most ``limit`` rows of it, rows with an empty cell left out; or, with
+    ``builtin``, the built-in texts labelled with one of their attributes, `none` where a text does not mention it."""
+    if data == "builtin":
+        return _builtin_labelled(label_column, limit)
+    path = Path(data)
+    if path.suffix not in (".csv", ".tsv"):
+        raise SamplingError(f"--data {data} is neither a .csv nor a .tsv file; give one, or `builtin`")
+    if limit is not None and limit < 1:
+        raise SamplingError(f"--limit {limit} leaves no texts; use 1 or more")
+    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # texts may be longer than the 131 072 characters of the default
+    found = Labelled([], [])
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            # a quotation mark in a TSV file is a character like any other
+            form: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix == ".tsv" else {}
+            rows = csv.DictReader(file, **form)
+            for column in (text_column, label_column):
+                if column not in (rows.fieldnames or []):
+                    raise SamplingError(
+                        f"{path} has no column {column!r}; {did_you_mean(column, rows.fieldnames or ['(none)'])}"
+                    )
+            for row in rows:
+                text, label = (" ".join((row[column] or "").split()) for column in (text_column, label_column))
+                if text and label:
+                    found.texts.append(text)
+                    found.labels.append(label)
+                if limit is not None and len(found.texts) >= limit:
+                    break
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise SamplingError(f"{path} cannot be read ({error}); give a UTF-8 CSV or TSV file with a header") from error
+    if not found.texts:
+        raise SamplingError(f"{path} holds no row with a text and a label; give a file with some")
+    return found
+
+
+def _builtin_labelled(attribute: str, limit: int | None) -> Labelled:
+    if attribute not in LABELS:
+        raise SamplingError(f"the built-in texts have no label {attribute!r}; {did_you_mean(attribute, LABELS)}")
+    some = list(descriptions(limit or BUILTIN_LABELLED, seed=2))
+    return Labelled([one.text for one in some], [one.labels.get(attribute, UNSAID) for one in some])
 
 
 def _texts(count: int, seed: int) -> list[str]:

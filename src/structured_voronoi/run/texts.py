@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from structured_voronoi.base import Info, Rng, Sampler, Start, added
+from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.language_model import LanguageModel
 
 CHAINS_AT_A_TIME = 16
@@ -25,6 +26,14 @@ class Text(NamedTuple):
     """Of the language model alone."""
     energy: float
     """U, with everything that weighs on the draw."""
+    controls: dict[str, float]
+    """p(t | m) of every control, by name."""
+
+    def line(self) -> dict[str, Any]:
+        """The keys and values of its JSONL line: one key a control, at the end."""
+        parts = self._asdict()
+        del parts["controls"]
+        return {**parts, **self.controls}
 
 
 class Batch(NamedTuple):
@@ -39,7 +48,7 @@ class Batch(NamedTuple):
 
 
 def draw_texts(
-    target: LanguageModel, sampler: Sampler, count: int, steps: int, seed: int, start: Start = None
+    target: LanguageModel | Controlled, sampler: Sampler, count: int, steps: int, seed: int, start: Start = None
 ) -> Iterator[Batch]:
     """``count`` texts, each after ``steps`` steps of a chain of its own."""
     if hasattr(sampler, "tuned"):
@@ -54,9 +63,20 @@ def draw_texts(
             total = info if total is None else added(total, info)
             energies.append(info.energy.double().cpu().numpy())
         assert total is not None
-        log_prob = target.log_prob(state.tokens).tolist()
+        language_model = target.model if isinstance(target, Controlled) else target
+        log_prob = language_model.log_prob(state.tokens).tolist()
+        scores = target.control_log_probs(state.tokens) if isinstance(target, Controlled) else {}
+        columns = {control.name: score.double().exp().tolist() for control, score in scores.items()}
         texts = [
-            Text(chain, 0, target.decode(tokens), tokens.tolist(), log_prob[i], float(total.energy[i]))
+            Text(
+                chain,
+                0,
+                target.decode(tokens),
+                tokens.tolist(),
+                log_prob[i],
+                float(total.energy[i]),
+                {name: values[i] for name, values in columns.items()},
+            )
             for i, (chain, tokens) in enumerate(zip(chains, state.tokens, strict=True))
         ]
         yield Batch(texts, np.stack(energies, axis=1), first, total)
@@ -79,6 +99,10 @@ def closing_line(batches: list[Batch], length: int) -> str:
 
         effective = float(arviz_stats.ess(energies)) / len(energies)
         parts.insert(1, f"energy: {effective:.1f} effective samples in {energies.shape[1]} steps")
+    refreshed = [batch.info.refreshed for batch in batches if batch.info.refreshed is not None]
+    if refreshed:
+        accepted = float(torch.cat(refreshed).double().mean()) / energies.shape[1]
+        parts.insert(-1, f"{accepted:.0%} of redraws accepted")
     if lost:
-        parts.append(f"{lost} proposals had no finite energy and were refused")
+        parts.append(f"{lost} proposals were impossible (no finite energy) and refused")
     return "; ".join(parts) + "."

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from structured_voronoi.base import Info, Rng, SamplingError, Start, Target, quiet_info
-from structured_voronoi.samplers.autoregressive import ancestral_tokens, autoregressive
-from structured_voronoi.samplers.evaluation import evaluate
+from structured_voronoi.samplers.autoregressive import ancestral_draw, autoregressive
 
 
 class State(NamedTuple):
@@ -23,17 +22,20 @@ class State(NamedTuple):
 class Ancestral:
     """No settings. Where something stands on the right of the tokens, ancestral draws are not the truth: refused."""
 
+    independent: ClassVar[bool] = True
+    """Draws need no warm-up."""
+
     def init(self, target: Target, rng: Rng, start: Start) -> State:
         model = autoregressive(target, "ancestral sampling")
         if not getattr(model, "normalised", True):
             raise SamplingError(
                 "ancestral sampling does not see a suffix or the end of the text; use sv.Cycle(sv.SVS(), sv.Refresh())"
             )
-        return self.step(target, rng, State(ancestral_tokens(target, rng), torch.zeros(len(rng))))[0]
+        return self.step(target, rng, State(torch.zeros(len(rng), target.length), torch.zeros(len(rng))))[0]
 
     def step(self, target: Target, rng: Rng, state: State) -> tuple[State, Info]:
-        tokens = ancestral_tokens(target, rng)
-        energy = evaluate(target, tokens, "none").energy
+        tokens, log_probs, right = ancestral_draw(target, rng)
+        energy = -(log_probs.double().sum(-1) + right)
         one = torch.ones_like(tokens[:, 0])
         changed = (tokens != state.tokens).sum(-1)
         return State(tokens, energy), quiet_info(energy)._replace(evaluations=one, events=one, swaps=changed)

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.base import BLOCK, Autoregressive, Rng, SamplingError, Target, in_blocks, inverse_cdf
+from structured_voronoi.base import BLOCK, Autoregressive, Redrawn, Rng, SamplingError, Target, in_blocks, inverse_cdf
 
 
 def autoregressive(target: Target, what: str) -> Autoregressive:
@@ -19,21 +19,23 @@ def autoregressive(target: Target, what: str) -> Autoregressive:
     return target  # type: ignore[return-value]
 
 
-def redrawn(
+def redraw(
     target: Autoregressive, tokens: Int[Tensor, "chain n"], start: int, stop: int, levels: Float[Tensor, "chain count"]
-) -> Int[Tensor, "chain n"]:
+) -> Redrawn:
     """The tokens with positions ``start`` to ``stop`` drawn from the target given those before them."""
-    extra = -len(tokens) % BLOCK
+    rows, extra = len(tokens), -len(tokens) % BLOCK
     if extra:  # padded to whole blocks, so that a chain's tokens do not depend on the chains beside it
         tokens = torch.cat([tokens, tokens[-1:].expand(extra, -1)])
         levels = torch.cat([levels, levels[-1:].expand(extra, -1)])
-    if hasattr(target, "extend"):
-        tokens = target.extend(tokens, start, stop, levels)
+    if hasattr(target, "redraw"):
+        found = target.redraw(tokens, start, stop, levels)
     else:
         tokens = tokens.clone()
         for n in range(start, stop):
             tokens[:, n] = inverse_cdf(target.conditionals(tokens, n)[:, 0], levels[:, n - start])
-    return tokens[: len(tokens) - extra]
+        log_probs = token_log_probs(target, tokens)
+        found = Redrawn(tokens, log_probs[:, start:], target.log_prob(tokens) - log_probs.sum(-1))
+    return Redrawn(*(part[:rows] for part in found))
 
 
 def token_log_probs(target: Autoregressive, tokens: Int[Tensor, "chain n"]) -> Float[Tensor, "chain n"]:
@@ -48,9 +50,9 @@ def token_log_probs(target: Autoregressive, tokens: Int[Tensor, "chain n"]) -> F
     return scored
 
 
-def ancestral_tokens(target: Target, rng: Rng) -> Int[Tensor, "chain n"]:
+def ancestral_draw(target: Target, rng: Rng) -> Redrawn:
     """Independent draws from an autoregressive target, one a chain."""
     model = autoregressive(target, "an ancestral start")
     some = int(torch.as_tensor(getattr(target, "allowed", torch.ones(1))).long().argmax())
     blank = torch.full((len(rng), target.length), some, device=target.embeddings.device)
-    return redrawn(model, blank, 0, target.length, rng.uniform(target.length))
+    return redraw(model, blank, 0, target.length, rng.uniform(target.length))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from structured_voronoi.base import Info, Rng, Sampler, SamplingError, Start, Target, added
@@ -12,6 +12,7 @@ from structured_voronoi.base import Info, Rng, Sampler, SamplingError, Start, Ta
 
 class State(NamedTuple):
     tokens: Int[Tensor, "chain n"]
+    energy: Float[Tensor, " chain"]
     parts: tuple[Any, ...]
     """The state of each sampler, brought up to date when its turn comes."""
 
@@ -37,16 +38,16 @@ class Cycle:
         first, *others = self.samplers
         state = first.init(target, rng, start)
         parts = [state, *(one.init(target, rng, state.tokens) for one in others)]
-        return State(state.tokens, tuple(parts))
+        return State(state.tokens, state.energy, tuple(parts))
 
     def step(self, target: Target, rng: Rng, state: State) -> tuple[State, Info]:
-        tokens, parts, total = state.tokens, [], None
+        tokens, energy, parts, total = state.tokens, state.energy, [], None
         for sampler, part in zip(self.samplers, state.parts, strict=True):
-            part, asked = sampler.resume(target, part, tokens)  # type: ignore[attr-defined]
+            part, asked = sampler.resume(target, part, tokens, energy)  # type: ignore[attr-defined]
             part, info = sampler.step(target, rng, part)
             info = info._replace(evaluations=info.evaluations + asked.long())
-            tokens = part.tokens
+            tokens, energy = part.tokens, part.energy
             parts.append(part)
             total = info if total is None else added(total, info)
         assert total is not None
-        return State(tokens, tuple(parts)), total
+        return State(tokens, energy, tuple(parts)), total

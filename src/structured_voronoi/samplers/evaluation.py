@@ -11,9 +11,11 @@ from torch import Tensor
 
 from structured_voronoi.base import Rng, SamplingError, Start, Target, did_you_mean, in_blocks
 from structured_voronoi.geometry.cells import MEMORY, Cells, cells_of, working_dtype
-from structured_voronoi.samplers.autoregressive import ancestral_tokens
+from structured_voronoi.samplers.autoregressive import ancestral_draw
 
 Guidance = Literal["forward", "full", "none"]
+TRIES = 100
+"""Draws of each chain that needs a start of finite energy."""
 
 
 class Evaluation(NamedTuple):
@@ -106,18 +108,29 @@ def begin(
         raise SamplingError(f"start = {start!r} is not possible; {choices}; or an int64 tensor of shape {shape}")
 
     def drawn() -> Tensor:
-        return ancestral_tokens(target, rng) if start == "ancestral" else _random(cells, rng, shape)
+        return ancestral_draw(target, rng).tokens if start == "ancestral" else _random(cells, rng, shape)
 
     tokens = drawn()
-    for _ in range(100):
+    for _ in range(TRIES):
         first = evaluate(target, tokens, guidance)
         if first.finite.all():
             return tokens, first
         tokens = torch.where(first.finite[:, None], tokens, drawn())
+    failed = int((~first.finite).sum())
     raise SamplingError(
-        f"{int((~first.finite).sum())} of {len(rng)} chains found no state of finite energy in 100 tries; "
-        "give a start: `start=tokens` of shape (chains, N)"
+        f"{failed} of {len(rng)} chains found no state of finite energy: none of their {failed * TRIES} {start} draws "
+        f"had one{_refusals(target, tokens[~first.finite])}; give a start: `start=tokens` of shape (chains, N)"
     )
+
+
+def _refusals(target: Target, tokens: Int[Tensor, "row n"]) -> str:
+    """Which controls, if there are any, find these tokens impossible, and how many of them."""
+    if not hasattr(target, "control_log_probs"):
+        return ""
+    scores = target.control_log_probs(tokens)
+    shares = {control.name: float((~score.isfinite()).double().mean()) for control, score in scores.items()}
+    said = ", ".join(f"{name} refused {share:.0%} of the last ones" for name, share in shares.items() if share)
+    return f" ({said}); loosen the control" if said else ""
 
 
 def positive(**values: float | None) -> None:

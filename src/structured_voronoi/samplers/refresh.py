@@ -15,16 +15,21 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from structured_voronoi.base import Info, Rng, SamplingError, Start, Target, quiet_info
-from structured_voronoi.samplers.autoregressive import autoregressive, redrawn, token_log_probs
-from structured_voronoi.samplers.evaluation import begin, cells_of_target, evaluate, whole
+from structured_voronoi.samplers.autoregressive import autoregressive, redraw, token_log_probs
+from structured_voronoi.samplers.evaluation import begin, cells_of_target, whole
 
 
 class State(NamedTuple):
     tokens: Int[Tensor, "chain n"]
-    energy: Float[Tensor, " chain"]
     log_probs: Float[Tensor, "chain n"]
     """log p of each token given those before it."""
+    right: Float[Tensor, " chain"]
+    """The rest of log p(m): suffix, end, controls."""
     steps: int
+
+    @property
+    def energy(self) -> Float[Tensor, " chain"]:
+        return -(self.log_probs.sum(-1) + self.right)
 
 
 @dataclass(frozen=True)
@@ -40,43 +45,46 @@ class Refresh:
         whole(block=self.block)
 
     def init(self, target: Target, rng: Rng, start: Start) -> State:
-        autoregressive(target, "a refresh move")
+        model = autoregressive(target, "a refresh move")
         if getattr(target, "temperature", 1.0) != 1.0:
             raise SamplingError(f"refresh moves do not know temperatures; this target has {target.temperature}")  # type: ignore[attr-defined]
         tokens, first = begin(target, cells_of_target(target), rng, start, "none")
-        return State(tokens, first.energy, token_log_probs(autoregressive(target, "refresh"), tokens), 0)
+        log_probs = token_log_probs(model, tokens).double()
+        return State(tokens, log_probs, -first.energy - log_probs.sum(-1), 0)
 
-    def resume(self, target: Target, state: State, tokens: Int[Tensor, "chain n"]) -> tuple[State, Tensor]:
+    def resume(
+        self, target: Target, state: State, tokens: Int[Tensor, "chain n"], energy: Float[Tensor, " chain"]
+    ) -> tuple[State, Tensor]:
         """The state after another sampler has moved the tokens, and for which chains it had to be evaluated."""
         changed = (tokens != state.tokens).any(-1)
         rows = changed.nonzero().squeeze(-1)
-        energy, log_probs = state.energy.clone(), state.log_probs.clone()
+        log_probs, right = state.log_probs.clone(), state.right.clone()
         if len(rows):
-            energy[rows] = evaluate(target, tokens[rows], "none").energy
-            log_probs[rows] = token_log_probs(autoregressive(target, "refresh"), tokens[rows])
-        return State(tokens, energy, log_probs, state.steps), changed
+            log_probs[rows] = token_log_probs(autoregressive(target, "a refresh move"), tokens[rows]).double()
+            right[rows] = -energy[rows] - log_probs[rows].sum(-1)
+        return State(tokens, log_probs, right, state.steps), changed
 
     def step(self, target: Target, rng: Rng, state: State) -> tuple[State, Info]:
-        model = autoregressive(target, "refresh")
         i, j = self.place(rng, state.steps, target.length)
         levels, accept_level = rng.uniform(j - i), rng.uniform()
-        tokens = redrawn(model, state.tokens, i, j, levels)
-        moved = (tokens != state.tokens).any(-1)
-        result = evaluate(target, tokens, "none")
-        log_probs = token_log_probs(model, tokens)
-        log_ratio = state.energy - result.energy + (state.log_probs - log_probs)[:, i:j].sum(-1)
-        accepted = result.finite & (accept_level.log() < log_ratio)
+        tokens, from_i, right = redraw(autoregressive(target, "a refresh move"), state.tokens, i, j, levels)
+        log_probs = torch.cat([state.log_probs[:, :i], from_i.double()], dim=-1)
+        log_ratio = (log_probs - state.log_probs)[:, j:].sum(-1) + right - state.right
+        finite = log_ratio.isfinite()
+        accepted = finite & (accept_level.log() < log_ratio)
         new = State(
             torch.where(accepted[:, None], tokens, state.tokens),
-            torch.where(accepted, result.energy, state.energy),
             torch.where(accepted[:, None], log_probs, state.log_probs),
+            torch.where(accepted, right.double(), state.right),
             state.steps + 1,
         )
+        one = torch.ones_like(tokens[:, 0])
         info = quiet_info(new.energy)._replace(
-            evaluations=torch.ones_like(tokens[:, 0]),
-            events=moved.long(),
+            evaluations=one,
+            events=(tokens != state.tokens).any(-1).long(),
             swaps=(new.tokens != state.tokens).sum(-1),
-            nonfinite=(~result.finite).long(),
+            nonfinite=one - finite.long(),
+            refreshed=accepted.long(),
         )
         return new, info
 

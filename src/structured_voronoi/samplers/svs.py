@@ -201,7 +201,9 @@ class SVS:
             info = info._replace(log_mass=new.log_mass, unreliable=new.unreliable)
         return new, info
 
-    def resume(self, target: Target, state: State, tokens: Int[Tensor, "chain n"]) -> tuple[State, Tensor]:
+    def resume(
+        self, target: Target, state: State, tokens: Int[Tensor, "chain n"], energy: Float[Tensor, " chain"]
+    ) -> tuple[State, Tensor]:
         """The state after another sampler has moved the tokens, and for which chains it had to be evaluated.
 
         Closed walls are refused: their point would have to settle in the new cell first.
@@ -209,7 +211,7 @@ class SVS:
         if self.walls == "closed":
             raise SamplingError("SVS with closed walls cannot take part in a cycle; use walls='open'")
         rows = (tokens != state.tokens).any(-1).nonzero().squeeze(-1)
-        energy, centre, asked = state.energy.clone(), state.centre.clone(), torch.zeros_like(state.unreliable)
+        energy, centre, asked = energy.clone(), state.centre.clone(), torch.zeros_like(state.unreliable)
         memo = state.memo
         if len(rows):
             cell = state.space.cells.cell_of[tokens[rows]]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.base import Control, SamplingError
+from structured_voronoi.base import Control, Redrawn, SamplingError
 from structured_voronoi.targets.language_model import LanguageModel
 
 
@@ -39,15 +40,17 @@ class Controlled:
             raise SamplingError(f"two controls are called {twice.pop()!r}; give each a name of its own")
         self.embeddings, self.length, self.allowed = model.embeddings, model.length, model.allowed
         self.tokenizer, self.decode = model.tokenizer, model.decode
-        self.conditionals, self.extend, self.token_log_probs = model.conditionals, model.extend, model.token_log_probs
+        self.conditionals, self.token_log_probs = model.conditionals, model.token_log_probs
 
     def log_prob(self, tokens: Int[Tensor, "chain n"]) -> Float[Tensor, " chain"]:
-        total = self.model.log_prob(tokens)
-        texts = self.texts(tokens)
-        for control, weight in self.controls.items():
-            if weight:  # 0 · (-inf) is no number
-                total = total + weight * control.log_prob(tokens, texts).to(total)
-        return total
+        return self.model.log_prob(tokens) + self._weighed(tokens)
+
+    def redraw(
+        self, tokens: Int[Tensor, "chain n"], start: int, stop: int, levels: Float[Tensor, "chain count"]
+    ) -> Redrawn:
+        """As the language model does; the controls stand on the right."""
+        found = self.model.redraw(tokens, start, stop, levels)
+        return found._replace(right=found.right + self._weighed(found.tokens))
 
     def log_prob_and_guide(self, tokens: Int[Tensor, "chain n"]) -> tuple[Tensor, Tensor]:
         return self._steered(tokens, self.model.log_prob_and_guide, "log_prob_and_guide")
@@ -63,6 +66,15 @@ class Controlled:
     def texts(self, tokens: Int[Tensor, "chain n"]) -> list[str]:
         """What the controls read: the drawn tokens alone, decoded."""
         return [self.decode(row) for row in tokens]
+
+    def _weighed(self, tokens: Tensor) -> Float[Tensor, " chain"]:
+        """Σ_k weight_k log p(t_k | m)."""
+        texts = self.texts(tokens)
+        total = self.embeddings.new_zeros(len(tokens), dtype=torch.float32)
+        for control, weight in self.controls.items():
+            if weight:  # 0 · (-inf) is no number
+                total = total + weight * control.log_prob(tokens, texts).to(total)
+        return total
 
     def _steered(
         self, tokens: Tensor, of_model: Callable[[Tensor], tuple[Tensor, Tensor]], name: str

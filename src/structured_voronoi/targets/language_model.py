@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from structured_voronoi.base import SamplingError, inverse_cdf
+from structured_voronoi.base import Redrawn, SamplingError, inverse_cdf
 from structured_voronoi.models.loading import head, hidden_states, load_model
 
 
@@ -112,20 +112,33 @@ class LanguageModel:
         return self._masked(head(self.model, hidden)).log_softmax(-1)
 
     @torch.no_grad()
-    def extend(
+    def redraw(
         self, tokens: Int[Tensor, "chain n"], start: int, stop: int, levels: Float[Tensor, "chain count"]
-    ) -> Int[Tensor, "chain n"]:
-        """Redraw positions ``start`` to ``stop`` from the model given what stands before them; cached."""
-        tokens = tokens.clone()
+    ) -> Redrawn:
+        """Redraw positions ``start`` to ``stop`` from the model given what stands before them, and score what follows.
+
+        Keys and values are kept, so every position goes through the model once, as in one evaluation.
+        """
+        tokens, log_probs, cache = tokens.clone(), [], None
         ids = torch.cat([self._before.expand(len(tokens), -1), tokens[:, :start]], dim=-1)
-        cache = None
         for n in range(start, stop):
             out = self.model.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
             cache = out.past_key_values
-            logits = self._masked(head(self.model, out.last_hidden_state[:, -1]))
-            tokens[:, n] = inverse_cdf(logits, levels[:, n - start])
+            scores = self._masked(head(self.model, out.last_hidden_state[:, -1])).log_softmax(-1)
+            tokens[:, n] = inverse_cdf(scores, levels[:, n - start])
             ids = tokens[:, n : n + 1]
-        return tokens
+            log_probs.append(scores.gather(-1, ids))
+        after = self._after.expand(len(tokens), -1)
+        following = torch.cat([tokens[:, stop:], after], dim=-1)
+        if not following.shape[1]:
+            return Redrawn(tokens, torch.cat(log_probs, dim=-1), torch.zeros_like(log_probs[0][:, 0]))
+        ids = torch.cat([ids, following[:, :-1]], dim=-1)
+        hidden = self.model.base_model(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
+        count = self.length - stop
+        log_probs.append(self._picked(self._masked(head(self.model, hidden[:, :count])), tokens[:, stop:]))
+        return Redrawn(
+            tokens, torch.cat(log_probs, dim=-1), self._picked(head(self.model, hidden[:, count:]), after).sum(-1)
+        )
 
     def _ids(self, tokens: Tensor) -> Tensor:
         rows = len(tokens)
@@ -137,14 +150,18 @@ class LanguageModel:
         return hidden[:, start : start + self.length]
 
     def _scores(self, hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        log_probs = self._masked(head(self.model, self._predicting(hidden))).log_softmax(-1)
-        scored = log_probs.gather(-1, tokens[..., None]).squeeze(-1)
+        """log p of each token, and of all that stands on the right."""
+        scored = self._picked(self._masked(head(self.model, self._predicting(hidden))), tokens)
         if not len(self._after):
             return scored, torch.zeros_like(scored[:, 0])
         start = len(self._before) + self.length - 1
-        log_probs = head(self.model, hidden[:, start : start + len(self._after)]).log_softmax(-1)
-        after = log_probs.gather(-1, self._after.expand(len(tokens), -1)[..., None]).squeeze(-1)
-        return scored, after.sum(-1)
+        logits = head(self.model, hidden[:, start : start + len(self._after)])
+        return scored, self._picked(logits, self._after.expand(len(tokens), -1)).sum(-1)
+
+    @staticmethod
+    def _picked(logits: Tensor, ids: Tensor) -> Float[Tensor, "chain place"]:
+        """log p of these tokens."""
+        return logits.log_softmax(-1).gather(-1, ids[..., None]).squeeze(-1)
 
     def _masked(self, logits: Tensor) -> Tensor:
         return logits.masked_fill(~self.allowed, -torch.inf)

@@ -76,13 +76,26 @@ class TabularTarget:
 
 
 class AutoregressiveTable(TabularTarget):
-    """A table read from left to right: it knows p(token | tokens before it), as a language model does."""
+    """A table read from left to right: it knows p(token | tokens before it), as a language model does.
+
+    ``scores``, a table of the same shape with entries ≤ 0, weigh the texts as controls do.
+    """
+
+    def __init__(
+        self,
+        embeddings: Float[Tensor, "token d"],
+        log_prob_table: Float[Tensor, ...],
+        gradient: Float[Tensor, "... n d"] | None = None,
+        scores: Float[Tensor, ...] | None = None,
+    ) -> None:
+        super().__init__(embeddings, log_prob_table if scores is None else log_prob_table + scores, gradient)
+        self.model, self.normalised = log_prob_table.to(embeddings), scores is None
 
     def conditionals(self, tokens: Int[Tensor, "chain n"], start: int) -> Float[Tensor, "chain rest token"]:
         """log p(· | tokens before) at every position from ``start``, by summing the table over what follows."""
         found = []
         for n in range(start, self.length):
             after = tuple(range(n + 1, self.length))
-            marginal = self.table.logsumexp(after) if after else self.table
+            marginal = self.model.logsumexp(after) if after else self.model
             found.append(marginal[tokens[:, :n].unbind(-1)].expand(len(tokens), -1).log_softmax(-1))
         return torch.stack(found, dim=1)

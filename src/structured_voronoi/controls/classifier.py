@@ -1,0 +1,98 @@
+"""A classifier that shares the language model's tokens: log p(label | text), with a gradient at the embeddings."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from structured_voronoi.base import SamplingError, did_you_mean
+from structured_voronoi.models.classifiers import difference, first_token, identity_of, load_classifier, states_of
+from structured_voronoi.models.control_list import BUNDLED_CONTROLS, bundled_controls
+from structured_voronoi.models.loading import Loaded
+from structured_voronoi.targets.language_model import LanguageModel
+
+
+class Classifier:
+    """One label of a classifier. ``sv.Controlled`` binds it to its language model, whose tokens it must share.
+
+    A ``light`` classifier steers in forward guidance too, as its gradient needs no backward pass through the language
+    model; a ``probe`` steers in full guidance only.
+    """
+
+    def __init__(self, network: nn.Module, config: dict[str, Any], what: str, label: str) -> None:
+        labels: list[str] = config["labels"]
+        if label not in labels:
+            raise SamplingError(f"the classifier {what} has no label {label!r}; {did_you_mean(label, labels)}")
+        self.network, self.config, self.label = network, config, label
+        self.name = f"{what}={label}"
+        self.kind: str = config["classifier"]
+        self._place = labels.index(label)
+        self._lm: LanguageModel | None = None
+
+    @classmethod
+    def load(cls, name: str | Path, label: str, device: str = "cpu") -> Self:
+        """A bundled classifier by name, or a folder written by `svs train classifier`."""
+        if str(name) in bundled_controls():
+            folder = BUNDLED_CONTROLS / name
+        elif Path(name).is_dir():
+            folder = Path(name)
+        else:
+            raise SamplingError(
+                f"there is no classifier and no folder {str(name)!r}; {did_you_mean(str(name), bundled_controls())}"
+            )
+        network, config = load_classifier(folder)
+        return cls(network.to(device), config, folder.resolve().name, label)
+
+    def bind(self, model: LanguageModel) -> Self:
+        """A copy that reads this language model's embeddings; an error if it was trained with another one's."""
+        apart = difference(self.config["model"], identity_of(Loaded(model.model, model.tokenizer)))
+        if apart:
+            raise SamplingError(
+                f"the classifier {self.name} was trained with another language model ({apart}); train one for this "
+                "model with `svs train classifier --model …`"
+            )
+        bound = copy.copy(self)
+        bound._lm = model
+        dtype = torch.float64 if model.embeddings.dtype == torch.float64 else torch.float32
+        bound.network = copy.deepcopy(self.network).to(device=model.device, dtype=dtype)
+        if self.kind == "light":
+            bound.log_prob_and_guide = bound.log_prob_and_grad  # type: ignore[attr-defined]
+        return bound
+
+    @torch.no_grad()
+    def log_prob(self, tokens: Int[Tensor, "chain n"], texts: list[str]) -> Float[Tensor, " chain"]:
+        return self._score(self._model(), tokens)
+
+    def log_prob_and_grad(
+        self, tokens: Int[Tensor, "chain n"], texts: list[str]
+    ) -> tuple[Float[Tensor, " chain"], Float[Tensor, "chain n d"]]:
+        """The gradient at the input embeddings, brought into the output table's space where the two differ."""
+        lm = self._model()
+        with torch.enable_grad():
+            embeds = lm.model.get_input_embeddings()(tokens).detach().requires_grad_()
+            found = self._score(lm, tokens, embeds)
+            (gradient,) = torch.autograd.grad(found.sum(), embeds)
+        if lm._input_map is not None:
+            gradient = gradient @ lm._input_map.T
+        return found.detach(), gradient
+
+    def _score(self, lm: LanguageModel, tokens: Tensor, embeds: Tensor | None = None) -> Tensor:
+        first = first_token(lm.tokenizer) if self.kind == "probe" else 0
+        states = states_of(self.kind, lm.model, first, tokens, embeds)
+        lengths = torch.full((len(tokens),), states.shape[1], device=tokens.device)
+        logits = self.network(states.to(self.network.out.weight.dtype), lengths)  # type: ignore[union-attr,arg-type]
+        log_prob: Tensor = logits.log_softmax(-1)[:, self._place]
+        return log_prob
+
+    def _model(self) -> LanguageModel:
+        if self._lm is None:
+            raise SamplingError(
+                f"the classifier {self.name} has no language model yet; put it into sv.Controlled(model, "
+                "{control: 1.0}), or call bind(model)"
+            )
+        return self._lm

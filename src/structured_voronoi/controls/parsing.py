@@ -1,0 +1,109 @@
+"""Controls as they are written on the command line.
+
+* ``food=Italian``: a bundled classifier and one of its labels;
+* ``keyword=river``, ``regex=^The``: words in the text, a regular expression;
+* ``./folder=label``: a classifier by `svs train classifier`, or a Hugging Face sequence classifier (also by hub name,
+  ``owner/name=label``);
+* ``module:function``: a Python function of the text, imported from where you are;
+* ``not keyword=river``: the opposite of a keyword, a regular expression or a function.
+
+A weight may follow: ``food=Italian@1.5``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from structured_voronoi.base import Control, SamplingError, did_you_mean
+from structured_voronoi.controls.classifier import Classifier
+from structured_voronoi.controls.predicate import Predicate
+from structured_voronoi.controls.text_classifier import TextClassifier
+from structured_voronoi.models.control_list import bundled_controls
+
+
+def parse_control(text: str, device: str = "cpu") -> tuple[Control, float]:
+    """The control and its weight."""
+    written, weight = _weight(text.strip())
+    if written.startswith("not "):
+        control = parse_control(f"{written[4:].strip()}@1", device)[0]
+        if not isinstance(control, Predicate):
+            raise SamplingError(
+                f"the control {written!r} negates a classifier; use one of its other labels, or negate a keyword, a "
+                "regex or a function"
+            )
+        return ~control, weight
+    name, equals, value = written.partition("=")
+    if name == "keyword" and equals:
+        return Predicate.keyword(value), weight
+    if name == "regex" and equals:
+        return Predicate.regex(value), weight
+    if not equals and ":" in name:
+        return Predicate(_function(name), name), weight
+    known = [*bundled_controls(), "keyword", "regex"]
+    if "/" in name or "\\" in name or name.startswith(".") or (name and name not in known and Path(name).is_dir()):
+        folder, equals, label = written.rpartition("=")
+        if not equals or not label:
+            raise SamplingError(f"the control {text!r} names no label; write {written.rstrip('=')}=LABEL")
+        return _classifier(folder, label, device), weight
+    if name not in known:
+        raise SamplingError(
+            f"the control {text!r} is unknown; {did_you_mean(name, known)}; or ./folder=label, or module:function"
+        )
+    if not value:
+        raise SamplingError(f"the control {text!r} names no value; write {name}=VALUE, as listed by `svs ls`")
+    return Classifier.load(name, value, device), weight
+
+
+def _weight(text: str) -> tuple[str, float]:
+    """What stands before the last @ and the number after it; the whole and 1 if no number follows."""
+    before, at, after = text.rpartition("@")
+    if at:
+        try:
+            weight = float(after)
+        except ValueError:
+            return text, 1.0
+        if not 0 <= weight < math.inf:
+            raise SamplingError(f"the weight {after} of the control {before!r} is not a number ≥ 0; write {before}@1.5")
+        return before, weight
+    return text, 1.0
+
+
+def _classifier(folder: str, label: str, device: str) -> Control:
+    """Our own files say `classifier` in their config; other folders and hub names are for Hugging Face."""
+    path = Path(folder)
+    if folder.startswith((".", "/", "~")) and not path.is_dir():
+        raise SamplingError(f"there is no folder {folder}; train one with `svs train classifier --out {folder}`")
+    config = path / "config.json"
+    if path.is_dir():
+        if not config.is_file():
+            raise SamplingError(f"{folder} holds no config.json; give a folder written by `svs train classifier`")
+        try:
+            ours = "classifier" in json.loads(config.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise SamplingError(f"{config} is not JSON ({error}); the folder is damaged: train it again") from error
+        if ours:
+            return Classifier.load(path, label, device)
+    return TextClassifier.load(folder, label, device)
+
+
+def _function(written: str) -> Callable[[str], Any]:
+    """The function of `module:function`; modules in the current folder are found too."""
+    module, _, name = written.partition(":")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        function: Callable[[str], Any] | None = getattr(importlib.import_module(module), name, None)
+    except Exception as error:  # importing runs the user's code, which may raise anything
+        raise SamplingError(
+            f"the control {written!r}: {module} cannot be imported ({type(error).__name__}: {error}); "
+            "run the command where the file is"
+        ) from error
+    if function is None or not callable(function):
+        raise SamplingError(f"the control {written!r}: {module} has no function {name!r}; check its name")
+    return function

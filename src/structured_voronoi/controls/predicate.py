@@ -1,0 +1,110 @@
+"""Any Python function of the text as a control; keywords and regular expressions are two such functions."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from structured_voronoi.base import SamplingError, did_you_mean
+
+Kind = Literal["auto", "probability", "log_score"]
+
+
+@dataclass(frozen=True, eq=False)
+class Predicate:
+    """A function of the text: True or False, a probability, or a log-score.
+
+    ``kind`` says how to read a number: a ``probability`` in [0, 1], or a ``log_score``, which is added to log p(m) as
+    it is. ``auto`` takes True, False and probabilities. Whatever is no number (NaN) counts as impossible. ``bound`` is
+    the largest log-score there can be; without it rejection sampling is not possible.
+
+    >>> short = Predicate(lambda text: len(text) < 80, name="short")
+    >>> (~short).name
+    'not short'
+    """
+
+    function: Callable[[str], Any]
+    name: str = ""
+    kind: Kind = "auto"
+    bound: float = math.nan
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise SamplingError(f"a predicate needs a function of the text, not {self.function!r}; give one")
+        if self.kind not in get_args(Kind):
+            raise SamplingError(f"kind = {self.kind!r} is unknown; {did_you_mean(str(self.kind), get_args(Kind))}")
+        if not self.name:
+            own = getattr(self.function, "__name__", type(self.function).__name__)
+            object.__setattr__(self, "name", "predicate" if own == "<lambda>" else own)
+        if math.isnan(self.bound):
+            object.__setattr__(self, "bound", math.inf if self.kind == "log_score" else 0.0)
+
+    @classmethod
+    def keyword(cls, words: str) -> Predicate:
+        """Does the text hold this word or phrase, in capitals or not?"""
+        parts = [re.escape(part) for part in words.split()]
+        if not parts:
+            raise SamplingError(f"the keyword {words!r} is empty; give a word or a phrase, for example keyword=river")
+        pattern = re.compile(r"(?<!\w)" + r"\s+".join(parts) + r"(?!\w)", re.IGNORECASE)
+        return cls(lambda text: pattern.search(text) is not None, f"keyword={words}")
+
+    @classmethod
+    def regex(cls, pattern: str) -> Predicate:
+        """Does the regular expression match somewhere in the text?"""
+        try:
+            compiled = re.compile(pattern)
+        except re.error as error:
+            raise SamplingError(
+                f"{pattern!r} is not a regular expression ({error}); correct it, or escape special characters with \\"
+            ) from error
+        return cls(lambda text: compiled.search(text) is not None, f"regex={pattern}")
+
+    def __invert__(self) -> Predicate:
+        if self.kind == "log_score":
+            raise SamplingError(f"{self.name} gives log-scores, which have no opposite; negate the function itself")
+        return Predicate(lambda text: 1.0 - math.exp(self._score(text)), f"not {self.name}", "probability")
+
+    def log_prob(self, tokens: Int[Tensor, "chain n"], texts: list[str]) -> Float[Tensor, " chain"]:
+        return torch.tensor([self._score(text) for text in texts], dtype=torch.float64, device=tokens.device)
+
+    def _score(self, text: str) -> float:
+        try:
+            found = self.function(text)
+        except Exception as error:  # it is the user's function, and the user must hear which text it stumbled over
+            raise SamplingError(
+                f"the control {self.name} failed on the text {text!r}: {type(error).__name__}: {error}; "
+                "make the function answer for every text"
+            ) from error
+        if hasattr(found, "item"):
+            found = found.item()  # a number of numpy's or torch's
+        if isinstance(found, bool):
+            return 0.0 if found else -math.inf
+        if not isinstance(found, numbers.Real):
+            raise SamplingError(
+                f"the control {self.name} gave {found!r} for the text {text!r}; return True, False or a number"
+            )
+        value = float(found)
+        if math.isnan(value):
+            return -math.inf
+        if self.kind == "log_score":
+            if value > self.bound:
+                raise SamplingError(
+                    f"the control {self.name} gave {value} for the text {text!r}, above its bound of {self.bound}; "
+                    "raise the bound"
+                )
+            return value if value < math.inf else -math.inf
+        if not 0 <= value <= 1:
+            remedy = "" if self.kind == "probability" else ", or say kind='log_score' if it is one"
+            raise SamplingError(
+                f"the control {self.name} gave {value} for the text {text!r}, which is no probability; "
+                f"return a number from 0 to 1{remedy}"
+            )
+        return math.log(value) if value > 0 else -math.inf

@@ -1,0 +1,145 @@
+"""Samplers of text after the same cost, started at the truth: how far they get, how many states they see.
+
+Cost is token positions through the language model ÷ N: an evaluation is 1, one with a backward pass what it takes.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from structured_voronoi.base import Sampler
+from structured_voronoi.experiments.chains import side_by_side
+from structured_voronoi.experiments.report import table, write_report
+from structured_voronoi.experiments.text_models import LENGTH, experiment_model, named
+from structured_voronoi.run.sampling import steps
+from structured_voronoi.samplers.ancestral import Ancestral
+from structured_voronoi.samplers.choices import TEXT_DIMENSIONS
+from structured_voronoi.samplers.gwg import GibbsWithGradients
+from structured_voronoi.samplers.pncg import PNCG
+from structured_voronoi.samplers.refresh import Refresh
+from structured_voronoi.samplers.svs import SVS
+from structured_voronoi.targets.language_model import LanguageModel
+
+BUDGET, GRADIENT_COST = 150, 2.0
+ALL = 128
+"""Dimensions of the embeddings of both models."""
+
+GRID: dict[str, list[Sampler]] = {
+    "svs": [
+        SVS(scale, turn=turn, dimensions=TEXT_DIMENSIONS, guidance_weight=weight)
+        for scale in (0.22, 0.3, 0.4)
+        for turn in (0.5, 1.0)
+        for weight in (0.5, 1.0)
+    ],
+    "pncg": [PNCG(step, guidance=guidance) for step in (0.02, 0.03, 0.045, 0.07) for guidance in ("forward", "full")],
+    "gwg": [
+        GibbsWithGradients(temperature, guidance=guidance)
+        for temperature in (1.0, 2.0)
+        for guidance in ("forward", "full")
+    ],
+    "refresh, blocks of 1": [Refresh(block=1, suffix=False)],
+    "refresh, blocks ≤ 5": [Refresh(block=5, suffix=False)],
+}
+DIMENSIONS = (8, 16, 32, 64, ALL)
+
+
+def run(out: Path, runs: int = 64, seed: int = 0, progress: bool = True, data: str | None = None) -> list[Path]:
+    """``runs`` chains of each setting, from ancestral texts."""
+    name = experiment_model(data, progress)
+    tasks = [(label, sampler) for label, samplers in GRID.items() for sampler in samplers]
+    work = partial(_follow, name=name, runs=runs, seed=seed)
+    rows = side_by_side(work, tasks, "efficiency", progress)
+    best = {label: max((row for row in rows if row["sampler"] == label), key=_worth) for label in GRID}
+    chosen = next(sampler for _, sampler in tasks if repr(sampler) == best["svs"]["settings"])
+    assert isinstance(chosen, SVS)
+    variants = [
+        (f"{guidance}, {dimensions}", replace(chosen, guidance=guidance, dimensions=dimensions))
+        for guidance in ("forward", "full")
+        for dimensions in DIMENSIONS
+    ]
+    guided = side_by_side(work, variants, "guidance and dimensions", progress)
+    results = {"runs": runs, "seed": seed, "budget": BUDGET, "rows": rows, "best": best, "guidance": guided}
+    results |= {"model": name if data is None else named("model", data)}
+    stem = named("efficiency", data)
+    return write_report(out, stem, results, _markdown(results), {})
+
+
+def _worth(row: dict[str, Any]) -> float:
+    return float(row["distinct"] * row["effective"])
+
+
+def _follow(task: tuple[str, Sampler], name: str, runs: int, seed: int) -> dict[str, Any]:
+    """One sampler until its chains have spent the budget on average."""
+    label, sampler = task
+    target = LanguageModel.load(name, length=LENGTH)
+    start, _ = next(steps(target, Ancestral(), runs, seed + 1))
+    full = getattr(sampler, "guidance", None) == "full"
+    seen = [{tuple(row)} for row in start.tolist()]
+    energies, cost, begun = [], 0.0, time.perf_counter()
+    for tokens, info in steps(target, sampler, runs, seed, start):
+        cost += float(info.evaluations.double().mean()) * (GRADIENT_COST if full else 1.0)
+        energies.append(info.energy.double().numpy())
+        for states, row in zip(seen, tokens.tolist(), strict=True):
+            states.add(tuple(row))
+        if cost >= BUDGET:
+            break
+    seconds = time.perf_counter() - begun
+    import arviz_stats
+
+    return {
+        "sampler": label,
+        "settings": repr(sampler),
+        "steps": len(energies),
+        "cost": cost,
+        "hamming": float((tokens != start).sum(-1).double().mean()),
+        "distinct": float(np.mean([len(states) for states in seen])) - 1,
+        "effective": float(arviz_stats.ess(np.stack(energies, axis=1))) / runs,
+        "seconds": seconds,
+        "gradient_ratio": _gradient_ratio(target, start) if full else None,
+    }
+
+
+def _gradient_ratio(target: LanguageModel, tokens: torch.Tensor) -> float:
+    """How much longer an evaluation with a backward pass takes, measured side by side."""
+    ratios = []
+    for _ in range(3):
+        times = []
+        for function in (target.log_prob_and_guide, target.log_prob_and_grad):
+            begun = time.perf_counter()
+            function(tokens)
+            times.append(time.perf_counter() - begun)
+        ratios.append(times[1] / times[0])
+    return float(np.median(ratios))
+
+
+def _markdown(results: dict[str, Any]) -> str:
+    ratios = [row["gradient_ratio"] for row in [*results["rows"], *results["guidance"]] if row["gradient_ratio"]]
+    intro = (
+        f"Model: {results['model']}, N = {LENGTH}, {results['runs']} chains from ancestral texts, seed "
+        f"{results['seed']}, until a cost of {results['budget']} a chain. An evaluation with a backward pass counts "
+        f"{GRADIENT_COST:.0f} (measured: {np.median(ratios):.2f} times one without). Distinct states are those at the "
+        "ends of steps, the start left out; effective samples are of the energy, a chain."
+    )
+    header = ["", "steps", "cost", "Hamming", "distinct states", "effective samples", "seconds"]
+    keys = ("steps", "cost", "hamming", "distinct", "effective", "seconds")
+    best = [[f"{label}: `{row['settings']}`", *(row[key] for key in keys)] for label, row in results["best"].items()]
+    guided = [[row["sampler"], *(row[key] for key in keys)] for row in results["guidance"]]
+    every = [[f"`{row['settings']}`", *(row[key] for key in keys)] for row in results["rows"]]
+    parts = [
+        "# Efficiency on text",
+        intro,
+        "The best setting of each (distinct states × effective samples):",
+        table(header, best),
+        "SVS: guidance and dimensions.",
+        table(header, guided),
+        "Every setting.",
+        table(header, every),
+    ]
+    return "\n\n".join(parts)

@@ -1,0 +1,170 @@
+"""The predictor of FUDGE (Yang & Klein 2021): what label a text will have, told from its first tokens.
+
+As in the paper's appendix on food classifiers: a BiLSTM of three layers with dropout ½ and token embeddings of its
+own. It learns from labelled texts that are cut at random lengths, anew each time they are read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from structured_voronoi.base import SamplingError, did_you_mean
+from structured_voronoi.metrics.classification import classification_report
+
+WEIGHTS, CONFIG = "prefix_classifier.safetensors", "config.json"
+
+
+@dataclass(frozen=True)
+class PrefixRecipe:
+    """Everything the result depends on, besides the texts."""
+
+    embedding: int = 300
+    hidden: int = 300
+    layers: int = 3
+    bidirectional: bool = True
+    dropout: float = 0.5
+    batch: int = 64
+    epochs: float = 3.0
+    learning_rate: float = 1e-3
+    seed: int = 0
+
+    def steps(self, texts: int) -> int:
+        return math.ceil(self.epochs * texts / self.batch)
+
+
+class PrefixClassifier(nn.Module):
+    """p(label | prefix), read off the last states of the LSTM in both directions."""
+
+    def __init__(self, vocabulary: int, labels: list[str], recipe: PrefixRecipe) -> None:
+        super().__init__()
+        self.vocabulary, self.labels, self.recipe = vocabulary, labels, recipe
+        self.embedding = nn.Embedding(vocabulary, recipe.embedding)
+        self.lstm = nn.LSTM(
+            recipe.embedding,
+            recipe.hidden,
+            recipe.layers,
+            batch_first=True,
+            dropout=recipe.dropout if recipe.layers > 1 else 0.0,
+            bidirectional=recipe.bidirectional,
+        )
+        self.dropout = nn.Dropout(recipe.dropout)
+        self.out = nn.Linear(recipe.hidden * (1 + recipe.bidirectional), len(labels))
+
+    def forward(
+        self, tokens: Int[Tensor, "row n"], lengths: Int[Tensor, " row"] | None = None
+    ) -> Float[Tensor, "row label"]:
+        """Logits; rows of different lengths are padded on the right with any token."""
+        embedded = self.embedding(tokens)
+        if lengths is not None:
+            embedded = pack_padded_sequence(embedded, lengths.cpu(), batch_first=True, enforce_sorted=False)
+        states = self.lstm(embedded)[1][0]
+        last = torch.cat(states[-2:].unbind(0), dim=-1) if self.recipe.bidirectional else states[-1]
+        logits: Tensor = self.out(self.dropout(last))
+        return logits
+
+    @torch.no_grad()
+    def log_prob(self, tokens: Int[Tensor, "row n"], label: str) -> Float[Tensor, " row"]:
+        """log p(label | prefix) of prefixes of one length."""
+        place = self._place(label)
+        log_probs: Tensor = self(tokens).log_softmax(-1)
+        return log_probs[:, place]
+
+    def predict(self, texts: list[list[int]], batch: int = 256) -> list[str]:
+        """The most probable label of each text."""
+        found: list[str] = []
+        with torch.no_grad():
+            for begin in range(0, len(texts), batch):
+                logits = self(*_padded(texts[begin : begin + batch], self.embedding.weight.device))
+                found += [self.labels[place] for place in logits.argmax(-1).tolist()]
+        return found
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, folder / WEIGHTS)
+        config = {"vocabulary": self.vocabulary, "labels": self.labels, "recipe": asdict(self.recipe)}
+        (folder / CONFIG).write_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        if not (folder / CONFIG).exists() or not (folder / WEIGHTS).exists():
+            raise SamplingError(f"{folder} holds no {CONFIG} with {WEIGHTS}; give a folder that one was saved to")
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        model = cls(config["vocabulary"], config["labels"], PrefixRecipe(**config["recipe"]))
+        model.load_state_dict(load_file(folder / WEIGHTS))
+        return model.eval()
+
+    def _place(self, label: str) -> int:
+        if label not in self.labels:
+            raise SamplingError(f"the prefix classifier has no label {label!r}; {did_you_mean(label, self.labels)}")
+        return self.labels.index(label)
+
+
+class PrefixPredictor(NamedTuple):
+    """What `sv.Fudge` asks: log p(label | prefix) for one label."""
+
+    model: PrefixClassifier
+    label: str
+
+    def __call__(self, tokens: Int[Tensor, "row n"]) -> Float[Tensor, " row"]:
+        return self.model.log_prob(tokens, self.label)
+
+
+def train_prefix_classifier(
+    texts: list[list[int]],
+    labels: list[str],
+    held_out: tuple[list[list[int]], list[str]],
+    vocabulary: int,
+    recipe: PrefixRecipe,
+    tick: Callable[[str, int], None],
+) -> tuple[PrefixClassifier, dict[str, Any]]:
+    """A classifier of prefixes, and how well it tells the labels of whole held-out texts.
+
+    Texts are lists of the language model's tokens, without special ones; ``tick(note, steps)`` is told how it goes.
+    """
+    kept = [place for place, text in enumerate(texts) if text]
+    names = sorted(set(labels))
+    if len(texts) != len(labels) or len(names) < 2:
+        raise SamplingError(
+            f"{len(texts)} texts with {len(labels)} labels, {len(names)} of them different; "
+            "give one label for each text, two different ones at least"
+        )
+    places = torch.tensor([names.index(label) for label in labels])
+    with torch.random.fork_rng():
+        torch.manual_seed(recipe.seed)
+        model = PrefixClassifier(vocabulary, names, recipe).train()
+        optimiser = torch.optim.Adam(model.parameters(), lr=recipe.learning_rate)
+        source = np.random.default_rng(recipe.seed)
+        rows: list[int] = []
+        for _ in range(recipe.steps(len(kept))):
+            while len(rows) < recipe.batch:
+                rows += source.permutation(kept).tolist()
+            chosen, rows = rows[: recipe.batch], rows[recipe.batch :]
+            cut = [texts[row][: source.integers(1, len(texts[row]) + 1)] for row in chosen]
+            loss = nn.functional.cross_entropy(model(*_padded(cut, torch.device("cpu"))), places[chosen])
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimiser.step()
+            tick(f"loss {float(loss.detach()):.3f}", 1)
+    model.eval()
+    judged = [(text, label) for text, label in zip(*held_out, strict=True) if text]
+    report = classification_report([label for _, label in judged], model.predict([text for text, _ in judged]), names)
+    return model, {**report, "texts": len(kept), "recipe": asdict(recipe)}
+
+
+def _padded(texts: list[list[int]], device: torch.device) -> tuple[Int[Tensor, "row n"], Int[Tensor, " row"]]:
+    lengths = torch.tensor([len(text) for text in texts])
+    width = int(lengths.max())
+    return torch.tensor([text + [0] * (width - len(text)) for text in texts], device=device), lengths

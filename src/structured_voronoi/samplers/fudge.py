@@ -1,0 +1,111 @@
+"""FUDGE: future discriminators for generation (Yang & Klein 2021). Fast, and not exact by design.
+
+Each token is drawn from the language model's conditional over its most probable candidates, multiplied by how likely a
+classifier of prefixes holds the label to be, given the text so far: p(w | before) · p(label | before, w)^γ.
+Normalised anew at every position, the product is not that of any fixed target unless the classifier knows the future.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from structured_voronoi.base import Info, Rng, SamplingError, Start, Target, in_blocks, inverse_cdf, quiet_info
+from structured_voronoi.samplers.autoregressive import ancestral_draw, autoregressive
+from structured_voronoi.samplers.evaluation import evaluate, number, whole
+
+ROWS = 4096
+"""Prefixes that the predictor is asked about at a time."""
+
+Predictor = Callable[[Int[Tensor, "row n"]], Float[Tensor, " row"]]
+"""log p(label | prefix) of each prefix; all have the same length, from 1 to N."""
+
+
+class State(NamedTuple):
+    tokens: Int[Tensor, "chain n"]
+
+
+@dataclass(frozen=True)
+class Fudge:
+    """Settings of FUDGE."""
+
+    predictor: Predictor
+    weight: float = 1.0
+    """γ: the power of the predictor's probability."""
+    candidates: int = 200
+    """Most probable tokens of the model that are considered at each position."""
+
+    independent: ClassVar[bool] = True
+    """Draws need no warm-up."""
+
+    def __post_init__(self) -> None:
+        number(weight=self.weight)
+        whole(candidates=self.candidates)
+        if not callable(self.predictor):
+            raise SamplingError(
+                f"predictor = {self.predictor!r} cannot be called; give a function of prefixes (rows, n) that returns "
+                "log p(label | prefix), a PrefixPredictor for example"
+            )
+
+    def init(self, target: Target, rng: Rng, start: Start) -> State:
+        """Tokens to begin with, which are no draw: FUDGE forgets them."""
+        autoregressive(target, "FUDGE")
+        return State(start if isinstance(start, Tensor) else ancestral_draw(target, rng.fork("start")).tokens)
+
+    def step(self, target: Target, rng: Rng, state: State) -> tuple[State, Info]:
+        """One text a chain; ``evaluations`` counts a text once, ``events`` what the predictor was asked.
+
+        The model reads each text anew at every position; a decoder with a cache would read it once, which is what is
+        counted.
+        """
+        model, levels = autoregressive(target, "FUDGE"), rng.uniform(target.length)
+        tokens = state.tokens.clone()
+        asked, lost = torch.zeros_like(tokens[:, 0]), torch.zeros_like(tokens[:, 0])
+        for n in range(target.length):
+
+            def next_token(block: Tensor, n: int = n) -> Tensor:
+                return model.conditionals(block, n)[:, 0]
+
+            log_prob: Tensor = in_blocks(next_token, tokens)
+            log_weight, token, unknown = self.weighted(log_prob, tokens[:, :n])
+            choice = inverse_cdf(log_weight, levels[:, n])
+            tokens[:, n] = token.gather(-1, choice[:, None]).squeeze(-1)
+            asked, lost = asked + token.shape[1], lost + unknown
+        energy = evaluate(target, tokens, "none").energy
+        info = quiet_info(energy)._replace(
+            evaluations=torch.ones_like(asked), events=asked, swaps=(tokens != state.tokens).sum(-1), nonfinite=lost
+        )
+        return State(tokens), info
+
+    def weighted(
+        self, log_prob: Float[Tensor, "chain token"], before: Int[Tensor, "chain n"]
+    ) -> tuple[Float[Tensor, "chain candidate"], Int[Tensor, "chain candidate"], Int[Tensor, " chain"]]:
+        """The candidates' log-weights, the candidates, and for how many of them the predictor had no finite answer.
+
+        Those are impossible; where all are, the model alone decides.
+        """
+        top = log_prob.double().topk(min(self.candidates, log_prob.shape[-1]), dim=-1)
+        prefixes = torch.cat([before[:, None].expand(-1, top.indices.shape[1], -1), top.indices[..., None]], dim=-1)
+        rows = prefixes.flatten(0, 1)
+        parts = [in_blocks(self._answer, rows[i : i + ROWS]) for i in range(0, len(rows), ROWS)]
+        answers = torch.cat(parts).view_as(top.indices)
+        finite = answers.isfinite()
+        log_weight = torch.where(finite, top.values + self.weight * torch.where(finite, answers, 0), -torch.inf)
+        possible = log_weight.isfinite().any(-1, keepdim=True)
+        unknown = (~finite & top.values.isfinite()).sum(-1)
+        return torch.where(possible, log_weight, top.values), top.indices, unknown
+
+    def _answer(self, prefixes: Int[Tensor, "row n"]) -> Float[Tensor, " row"]:
+        answer = self.predictor(prefixes)
+        if not isinstance(answer, Tensor) or answer.shape != prefixes.shape[:1]:
+            what = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
+            raise SamplingError(
+                f"the predictor answers {len(prefixes)} prefixes with {what}; "
+                f"it must return a tensor of shape {(len(prefixes),)}"
+            )
+        return answer.detach().double().to(prefixes.device)

@@ -1,0 +1,346 @@
+"""Controls: what functions of the text mean, how they are written, gradients of classifiers, what is refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import structured_voronoi as sv
+from exact.test_language_models import language_model, some_tokens
+from structured_voronoi.controls.parsing import parse_control
+from structured_voronoi.models.classifiers import (
+    CONFIG,
+    NETWORKS,
+    ClassifierRecipe,
+    counted,
+    identity_of,
+    scores,
+    train_classifier,
+)
+from structured_voronoi.models.control_list import BUNDLED_CONTROLS, bundled_controls
+from structured_voronoi.models.corpora import labelled_texts
+from structured_voronoi.models.loading import Loaded
+from structured_voronoi.models.restaurants import LABELS, descriptions
+
+Classifier, Predicate, TextClassifier = sv.controls.Classifier, sv.controls.Predicate, sv.controls.TextClassifier
+TEXTS = ["The mill stands by the river.", "A pub in town.", "RIVER boats"]
+NO_TOKENS = torch.zeros(3, 1, dtype=torch.int64)
+
+
+def probabilities(control: Predicate, texts: list[str] = TEXTS) -> list[float]:
+    return control.log_prob(torch.zeros(len(texts), 1, dtype=torch.int64), texts).exp().tolist()
+
+
+def test_a_predicate_reads_truth_probabilities_and_log_scores() -> None:
+    assert probabilities(Predicate(lambda text: "pub" in text)) == [0, 1, 0]
+    assert probabilities(Predicate(lambda text: np.bool_("pub" in text))) == [0, 1, 0]
+    assert probabilities(Predicate(lambda text: torch.tensor(0.25))) == pytest.approx([0.25] * 3)
+    scored = Predicate(lambda text: -2.5, kind="log_score")
+    assert scored.log_prob(NO_TOKENS, TEXTS).tolist() == [-2.5] * 3
+    assert scored.bound == math.inf
+    assert Predicate(lambda text: -2.5, kind="log_score", bound=0.0).bound == 0
+    assert Predicate(len).bound == 0
+    assert Predicate(lambda text: math.nan).log_prob(NO_TOKENS, TEXTS).tolist() == [-math.inf] * 3
+
+
+def test_keywords_are_whole_words_and_regular_expressions_are_searched() -> None:
+    assert probabilities(Predicate.keyword("river")) == [1, 0, 1]
+    assert probabilities(Predicate.keyword("riv")) == [0, 0, 0]
+    assert probabilities(Predicate.keyword("THE river")) == [1, 0, 0]
+    assert probabilities(Predicate.keyword("$5"), ["for $5.", "for $55"]) == [1, 0]
+    assert probabilities(Predicate.regex(r"^A.*\.$")) == [0, 1, 0]
+
+
+def test_negation() -> None:
+    assert probabilities(~Predicate.keyword("river")) == [0, 1, 0]
+    assert probabilities(~Predicate(lambda text: 0.25)) == pytest.approx([0.75] * 3)
+    assert probabilities(~~Predicate.keyword("river")) == [1, 0, 1]
+    assert (~Predicate.regex("a")).name == "not regex=a"
+    with pytest.raises(sv.SamplingError, match="no opposite"):
+        ~Predicate(len, kind="log_score")
+
+
+@pytest.mark.parametrize(
+    ("predicate", "said"),
+    [
+        (Predicate(lambda text: -1.0, "mine"), r"mine gave -1\.0 .* no probability; .*kind='log_score'"),
+        (Predicate(lambda text: 1.5, kind="probability"), "no probability"),
+        (Predicate(lambda text: text), "gave 'The mill"),
+        (Predicate(lambda text: None), "gave None"),
+        (Predicate(lambda text: 1 / 0, "mine"), r"mine failed on the text 'The mill .*ZeroDivisionError"),
+        (Predicate(lambda text: 2.0, kind="log_score", bound=1.0), r"above its bound of 1\.0"),
+    ],
+)
+def test_impossible_scores_are_refused(predicate: Predicate, said: str) -> None:
+    with pytest.raises(sv.SamplingError, match=said):
+        predicate.log_prob(NO_TOKENS, TEXTS)
+
+
+def test_unusable_predicates_are_refused() -> None:
+    for make, said in (
+        (lambda: Predicate("river"), "needs a function"),
+        (lambda: Predicate(len, kind="log"), "kind = 'log' is unknown"),
+        (lambda: Predicate.keyword(" "), "is empty"),
+        (lambda: Predicate.regex("("), "not a regular expression"),
+    ):
+        with pytest.raises(sv.SamplingError, match=said):
+            make()
+
+
+def test_controls_as_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_rules.py").write_text("def short(text):\n    return len(text) < 20\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", ["", *__import__("sys").path])
+    expected = {
+        "keyword=river": ("keyword=river", 1.0),
+        "keyword=river@2": ("keyword=river", 2.0),
+        "regex=a=b@c": ("regex=a=b@c", 1.0),
+        r"regex=\w+@\w+@0.5": (r"regex=\w+@\w+", 0.5),
+        "not keyword=the river@3": ("not keyword=the river", 3.0),
+        "not regex=x@y": ("not regex=x@y", 1.0),
+        "food=Fast food@1.5": ("food=Fast food", 1.5),
+        "my_rules:short": ("my_rules:short", 1.0),
+        "not my_rules:short": ("not my_rules:short", 1.0),
+        f"{BUNDLED_CONTROLS}/area=riverside": ("area=riverside", 1.0),
+    }
+    for written, (name, weight) in expected.items():
+        control, found = parse_control(written)
+        assert (control.name, found) == (name, weight)
+    assert probabilities(parse_control("my_rules:short")[0]) == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("fod=Italian", "did you mean 'food'"),
+        ("food=Italien", "did you mean 'Italian'.*known: Chinese"),
+        ("food", "names no value"),
+        ("not food=Italian", "negates a classifier"),
+        ("keyword=river@-1", "not a number ≥ 0"),
+        ("./nowhere=x", "no folder ./nowhere"),
+        ("./nowhere", "names no label"),
+        ("no_such_module:f", "cannot be imported"),
+        ("math:no_such", "no function 'no_such'"),
+        ("", "is unknown"),
+    ],
+)
+def test_controls_that_are_not_understood(written: str, said: str) -> None:
+    with pytest.raises(sv.SamplingError, match=said):
+        parse_control(written)
+
+
+def test_the_bundled_classifiers_are_small_and_know_their_labels() -> None:
+    assert {name: set(labels) for name, labels in bundled_controls().items()} == {
+        name: {*labels, "none"} for name, labels in LABELS.items()
+    }
+    assert sum(path.stat().st_size for path in BUNDLED_CONTROLS.rglob("*")) < 1.5e6
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_a_bundled_classifier_reads_fresh_texts(name: str) -> None:
+    model = sv.LanguageModel.load("bundled")
+    for one in list(descriptions(40, seed=99)):
+        label = one.labels.get(name, "none")
+        control = Classifier.load(name, label).bind(model)
+        tokens = torch.tensor([model.tokenizer(one.text)["input_ids"]])
+        assert control.log_prob(tokens, [one.text]).exp() > 0.5, (one.text, label)
+
+
+def random_classifier(kind: str, model: sv.LanguageModel, label: str = "b") -> sv.controls.Classifier:
+    """Untrained, and so sure of itself that its gradient matters."""
+    torch.manual_seed(3)
+    identity = identity_of(Loaded(model.model, model.tokenizer))
+    network = NETWORKS[kind](identity["width"], 6, 3, scale=20.0).double().eval().requires_grad_(False)
+    config = {"classifier": kind, "labels": ["a", "b", "c"], "model": identity}
+    return Classifier(network, config, "random", label).bind(model)
+
+
+@pytest.mark.parametrize("kind", ["light", "probe"])
+def test_gradients_agree_with_finite_differences(kind: str) -> None:
+    model = language_model("gpt2")
+    control = random_classifier(kind, model)
+    tokens = some_tokens(model, rows=2)
+    found, gradient = control.log_prob_and_grad(tokens, ["", ""])
+    assert torch.allclose(found, control.log_prob(tokens, ["", ""]), atol=1e-12)
+    table = model.model.get_input_embeddings()
+    direction = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+
+    def at(step: float) -> torch.Tensor:
+        return control._score(model, tokens, table(tokens) + step * direction)
+
+    slope = (at(1e-6) - at(-1e-6)) / 2e-6
+    assert torch.allclose(slope, (gradient * direction).sum((1, 2)), rtol=1e-5, atol=1e-9)
+    assert slope.abs().min() > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["light", "probe"])
+def test_gradients_reach_the_output_table_of_untied_models(kind: str) -> None:
+    """The geometry is the output table: the gradient there is the input's, brought over by the fitted map."""
+    model = language_model("llama")
+    control = random_classifier(kind, model)
+    tokens = some_tokens(model, rows=2)
+    embeds = model.model.get_input_embeddings()(tokens).detach().requires_grad_()
+    (at_input,) = torch.autograd.grad(control._score(model, tokens, embeds).sum(), embeds)
+    mapped = torch.linalg.lstsq(model.embeddings, model.model.get_input_embeddings().weight).solution
+    assert torch.allclose(control.log_prob_and_grad(tokens, [])[1], at_input @ mapped.T, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["light", "probe"])
+def test_labels_share_one_distribution_and_rows_do_not_see_each_other(kind: str) -> None:
+    model = language_model("gpt2")
+    tokens = some_tokens(model, rows=8)
+    parts = [random_classifier(kind, model, label).log_prob(tokens, []) for label in "abc"]
+    assert torch.allclose(torch.stack(parts).exp().sum(0), torch.ones(8).double())
+    alone = random_classifier(kind, model, "a").log_prob(tokens[2:3], [])
+    assert torch.allclose(alone, parts[0][2:3], atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["light", "probe"])
+def test_padding_does_not_show(kind: str) -> None:
+    """In training short texts stand beside long ones."""
+    torch.manual_seed(0)
+    network = NETWORKS[kind](4, 6, 3).double().eval()
+    states = torch.randn(2, 9, 4, dtype=torch.float64)
+    padded = network(states, torch.tensor([9, 5]))
+    assert torch.allclose(padded[1:], network(states[1:, :5], torch.tensor([5])), atol=1e-12)
+
+
+def test_controlled_targets_add_up_what_steers_and_what_does_not() -> None:
+    model = language_model("gpt2")
+    light, probe = random_classifier("light", model), random_classifier("probe", model, "c")
+    probe.name = "other=c"
+    soft = Predicate(lambda text: 0.5 if "e" in text else 0.125, "soft")
+    target = sv.Controlled(model, {light: 1.5, probe: 0.5, soft: 2.0})
+    tokens = some_tokens(model, rows=3)
+    texts = target.texts(tokens)
+    weighted = [weight * control.log_prob(tokens, texts) for control, weight in ((light, 1.5), (probe, 0.5), (soft, 2))]
+    whole = model.log_prob(tokens) + sum(weighted)
+    assert torch.allclose(target.log_prob(tokens), whole, atol=1e-10)
+    guided, guide = target.log_prob_and_guide(tokens)
+    steered, gradient = target.log_prob_and_grad(tokens)
+    assert torch.allclose(guided, whole, atol=1e-10)
+    assert torch.allclose(steered, whole, atol=1e-10)
+    of_light, of_probe = (control.log_prob_and_grad(tokens, texts)[1] for control in (light, probe))
+    assert torch.allclose(guide, model.log_prob_and_guide(tokens)[1] + 1.5 * of_light, atol=1e-10)
+    expected = model.log_prob_and_grad(tokens)[1] + 1.5 * of_light + 0.5 * of_probe
+    assert torch.allclose(gradient, expected, atol=1e-10)
+
+
+def test_a_classifier_refuses_another_models_tokens() -> None:
+    food, model = Classifier.load("food", "Italian"), sv.LanguageModel.load("bundled", length=4)
+    with pytest.raises(sv.SamplingError, match="no language model yet"):
+        food.log_prob(torch.zeros(1, 4, dtype=torch.int64), [""])
+    with pytest.raises(sv.SamplingError, match=r"another language model \(901 tokens .* train one"):
+        sv.Controlled(language_model("gpt2"), {food: 1.0})
+    other = copy.deepcopy(model.model)
+    other.get_input_embeddings().weight.mul_(-1)
+    with pytest.raises(sv.SamplingError, match="other embeddings"):
+        food.bind(sv.LanguageModel(other, model.tokenizer, length=4))
+    for dtype in ("bfloat16", "float64"):
+        kept = food.bind(sv.LanguageModel.load("bundled", length=4, dtype=dtype))
+        assert kept.log_prob(torch.full((1, 4), 300), [""]).isfinite().all()
+
+
+def test_a_start_that_cannot_be_found_names_the_control() -> None:
+    model = sv.LanguageModel.load("bundled", length=4)
+    target = sv.Controlled(model, {Predicate.keyword("zebra"): 1.0, Predicate(lambda text: True, "fine"): 1.0})
+    with pytest.raises(sv.SamplingError, match=r"none of their 200 ancestral draws .*keyword=zebra refused 100%") as e:
+        sv.sample(target, sv.Refresh(), chains=2, draws=1, progress=False)
+    assert "fine" not in str(e.value)
+
+
+@pytest.mark.parametrize("kind", ["light", "probe"])
+def test_training_learns_saves_and_reports(kind: str, tmp_path: Path) -> None:
+    """A class is rare; the texts hold its word or do not."""
+    source = np.random.default_rng(0)
+    words = ["soup", "river", "pub", "market"]
+    texts = [" ".join(source.choice(words, size=source.integers(3, 6))) for _ in range(150)]
+    texts[::6] = [f"{text} by the bridge" for text in texts[::6]]
+    labels = ["rare" if "bridge" in text else "common" for text in texts]
+    model = language_model("gpt2", length=6)
+    recipe = ClassifierRecipe(kind=kind, hidden=24, epochs=80 if kind == "light" else 2)
+    loaded = Loaded(model.model.float(), model.tokenizer)
+    noted: list[str] = []
+    report = train_classifier(
+        texts, labels, loaded, tmp_path / "own", recipe, lambda note, steps: noted.extend([note] * steps)
+    )
+    assert len(noted) == recipe.steps(len(texts))
+    assert report["classes"]["rare"]["count"] == max(1, round(labels.count("rare") / 10))
+    again = train_classifier(texts, labels, loaded, tmp_path / "again", recipe, lambda note, steps: None)
+    assert again == report
+    assert sorted(path.name for path in (tmp_path / "own").iterdir()) == ["config.json", "model.safetensors"]
+    control = Classifier.load(tmp_path / "own", "rare").bind(sv.LanguageModel(model.model, model.tokenizer, length=6))
+    assert control.name == "own=rare"
+    assert hasattr(control, "log_prob_and_guide") == (kind == "light")
+    if kind == "light":
+        assert report["macro_f1"] > 0.7, report
+    (tmp_path / "own" / CONFIG).write_text(json.dumps({"classifier": kind}))
+    with pytest.raises(sv.SamplingError, match="cannot be loaded"):
+        Classifier.load(tmp_path / "own", "rare")
+
+
+def test_scores() -> None:
+    found = scores(np.array([0, 0, 0, 1]), np.array([0, 0, 1, 1]), ["a", "b"])
+    assert found["classes"]["a"] == {"precision": 1.0, "recall": 2 / 3, "f1": 0.8, "count": 3}
+    assert found["classes"]["b"] == {"precision": 0.5, "recall": 1.0, "f1": 2 / 3, "count": 1}
+    assert found["macro_f1"] == pytest.approx((0.8 + 2 / 3) / 2)
+
+
+def test_labelled_texts(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('﻿text,mood\n"one, two",good\nthree,\n four  five ,bad\nsix,bad\n', encoding="utf-8")
+    assert labelled_texts(str(path), "text", "mood") == (["one, two", "four five", "six"], ["good", "bad", "bad"])
+    assert labelled_texts(str(path), "text", "mood", limit=1).texts == ["one, two"]
+    (tmp_path / "a.tsv").write_text('text\tmood\nsay "yes\tgood\nno\tbad\n')
+    assert labelled_texts(str(tmp_path / "a.tsv"), "text", "mood").texts == ['say "yes', "no"]
+    some = labelled_texts("builtin", "text", "area", limit=50)
+    assert set(some.labels) == {"riverside", "city centre", "none"}
+    for data, column, said in (
+        (str(path), "moods", "no column 'moods'; did you mean 'mood'"),
+        (str(tmp_path / "nowhere.csv"), "mood", "cannot be read"),
+        ("a.txt", "mood", "neither a .csv nor a .tsv"),
+        ("builtin", "fod", "did you mean 'food'"),
+    ):
+        with pytest.raises(sv.SamplingError, match=said):
+            labelled_texts(data, "text", column)
+    for labels, said in ((["a", "a"], "two classes"), (["a", "a", "b"], "'b' has a single text")):
+        with pytest.raises(sv.SamplingError, match=said):
+            counted(labels)
+
+
+def test_a_sequence_classifier_on_the_decoded_text(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    vocabulary = {word: place for place, word in enumerate(["[PAD]", "[UNK]", "river", "pub", "the", "by", "a"])}
+    inner = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="[PAD]", unk_token="[UNK]")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=7, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+        max_position_embeddings=16, initializer_range=1.0,
+        id2label={0: "calm", 1: "loud", 2: "odd"}, label2id={"calm": 0, "loud": 1, "odd": 2},
+    )  # fmt: skip
+    model = transformers.BertForSequenceClassification(config).eval()
+    model.save_pretrained(tmp_path / "moods")
+    tokenizer.save_pretrained(tmp_path / "moods")
+    control = TextClassifier.load(tmp_path / "moods", "loud")
+    assert control.name == "moods=loud"
+    texts = ["by the river", "a pub", "the pub by the river a pub"] * 30
+    tokens = torch.zeros(90, 1, dtype=torch.int64)
+    with torch.no_grad():
+        expected = [model(**tokenizer(text, return_tensors="pt")).logits.log_softmax(-1)[0, 1] for text in texts]
+    assert torch.allclose(control.log_prob(tokens, texts).float(), torch.stack(expected), atol=1e-5)
+    assert TextClassifier.load(tmp_path / "moods", 1).name == "moods=loud"
+    assert parse_control(f"{tmp_path}/moods=odd@2")[0].name == "moods=odd"
+    with pytest.raises(sv.SamplingError, match="known: 0, 1, 2, calm, loud, odd"):
+        TextClassifier.load(tmp_path / "moods", "sad")
+    with pytest.raises(sv.SamplingError, match="cannot be loaded"):
+        TextClassifier.load(tmp_path, "sad")

@@ -1,0 +1,274 @@
+"""Rejection and FUDGE on targets so small that every one of their draws can be enumerated."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import structured_voronoi as sv
+from structured_voronoi.base import Rng
+from structured_voronoi.experiments.checks import random_target, stationarity
+from structured_voronoi.metrics.divergence import pooled_chi_square
+from structured_voronoi.samplers import rejection
+from structured_voronoi.samplers.choosing import choose
+from structured_voronoi.samplers.rejection import acceptance, tries
+from structured_voronoi.targets.tabular import AutoregressiveTable
+
+CHAINS, SEED, LEVEL = 20_000, 7, 1e-4
+IN_BULK = sv.Rejection(wave=4096)
+
+
+def plain_table() -> AutoregressiveTable:
+    """Three positions over four tokens, drawn from left to right."""
+    random = random_target(1, 4, 3, 3, 0.2)
+    return AutoregressiveTable(random.embeddings, random.table - random.table.logsumexp((0, 1, 2)))
+
+
+def controlled_table(weight: float = 1.5, bound: float = 0.5) -> Any:
+    """The same under a control whose highest score is its bound."""
+    table = plain_table()
+    scores = torch.randn(4, 4, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    scores = weight * (scores - scores.max() + bound)
+    target: Any = AutoregressiveTable(table.embeddings, table.table, scores=scores)
+    target.log_bound = weight * bound
+    return target
+
+
+def counts(target: Any, tokens: Tensor) -> np.ndarray:
+    """How often each state of a full table occurs."""
+    size = len(target.embeddings)
+    place = (tokens * size ** torch.arange(target.length - 1, -1, -1)).sum(-1)
+    return torch.bincount(place, minlength=size**target.length).numpy()
+
+
+def drawn(target: Any, sampler: Any, steps: int = 1) -> tuple[Tensor, Any]:
+    rng = Rng(SEED, CHAINS)
+    state = sampler.init(target, rng, None)
+    for _ in range(steps):
+        state, info = sampler.step(target, rng, state)
+    return state.tokens, info
+
+
+def test_rejection_follows_the_truth() -> None:
+    target = controlled_table()
+    found = stationarity(target, IN_BULK, CHAINS, 2, SEED)
+    assert found.moved > 0.5
+    assert found.fit.p_value >= LEVEL
+
+
+def test_probabilities_of_acceptance_sum_to_that_of_a_try() -> None:
+    """Σ_m p_LM(m) a(m) is the share accepted, and p_LM(m) a(m) over it is the target."""
+    target = controlled_table()
+    states = target.support()
+    model = plain_table().probabilities()
+    chance = rejection.log_acceptance(target, states, target.log_prob(states) - model.log()).exp()
+    assert chance.max() <= 1 + 1e-12
+    accepted = model * chance
+    torch.testing.assert_close(accepted / accepted.sum(), target.probabilities())
+    assert acceptance(target, SEED, 20_000, wave=4096) == pytest.approx(float(accepted.sum()), rel=0.02)
+    tokens, info = drawn(target, IN_BULK)
+    assert float(info.evaluations.double().mean()) == pytest.approx(1 / float(accepted.sum()), rel=0.03)
+    torch.testing.assert_close(info.energy, -target.log_prob(tokens))
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.7], ids=["no control", "another weight"])
+def test_rejection_that_weighs_wrongly_is_seen(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
+    right = rejection.log_acceptance
+    monkeypatch.setattr(rejection, "log_acceptance", lambda *given: factor * right(*given))
+    assert stationarity(controlled_table(), IN_BULK, CHAINS, 1, SEED).fit.p_value < 1e-10
+
+
+def test_rejection_that_ignores_a_bound_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores above 0 taken for probabilities are cut off at 1."""
+    target = controlled_table(bound=1.5)
+    assert stationarity(target, IN_BULK, CHAINS, 1, SEED).fit.p_value >= LEVEL
+    monkeypatch.setattr(rejection, "log_acceptance", lambda target, tokens, right: right.clamp(max=0.0))
+    assert stationarity(target, IN_BULK, CHAINS, 1, SEED).fit.p_value < 1e-10
+
+
+def test_a_chain_draws_the_same_in_any_company_and_wave() -> None:
+    target, settled = controlled_table(), []
+    for wave, groups in (
+        (64, [range(8)]),
+        (64, [range(4), range(4, 8)]),
+        (1, [range(8)]),
+        (5, [[3, 0, 1, 2, *range(4, 8)]]),
+    ):
+        rows: dict[int, tuple[list[int], int]] = {}
+        for group in groups:
+            sampler, rng = sv.Rejection(wave=wave), Rng(SEED, list(group))
+            state = sampler.init(target, rng, None)
+            for _ in range(3):
+                state, info = sampler.step(target, rng, state)
+            for i, chain in enumerate(group):
+                rows[chain] = (state.tokens[i].tolist(), int(info.evaluations[i]))
+        settled.append([rows[chain] for chain in range(8)])
+    assert settled[0] == settled[1] == settled[2] == settled[3]
+    assert len({str(row) for row in settled[0]}) > 1
+
+
+def test_draws_of_a_chain_differ() -> None:
+    first, second = (drawn(controlled_table(), IN_BULK, steps)[0] for steps in (1, 2))
+    assert (first != second).any(-1).double().mean() > 0.5
+
+
+def test_a_plain_model_accepts_every_try() -> None:
+    target = plain_table()
+    tokens, info = drawn(target, IN_BULK)
+    assert (info.evaluations == 1).all()
+    assert pooled_chi_square(counts(target, tokens), target.probabilities().numpy()) >= LEVEL
+
+
+def test_rejection_gives_up() -> None:
+    target = controlled_table()
+    target.log_bound = 40.0
+    with pytest.raises(sv.SamplingError, match=r"chain 0 had 300 tries and none.*probability \d.*e-1.*svs\+refresh"):
+        sv.sample(target, sv.Rejection(max_tries=300), chains=2, draws=1, warmup=0, progress=False)
+
+
+def test_bounds_that_are_missing_or_broken_are_refused() -> None:
+    target = controlled_table()
+    target.log_bound = math.inf
+    with pytest.raises(sv.SamplingError, match="log_bound is inf; rejection needs a finite one"):
+        IN_BULK.init(target, Rng(0, 2), None)
+    target.log_bound = 0.0
+    with pytest.raises(sv.SamplingError, match=r"more than its `log_bound`: rejection would not be exact"):
+        drawn(target, IN_BULK)
+
+
+def test_scores_that_are_no_numbers_are_rejected_and_counted() -> None:
+    target = controlled_table()
+    target.table = target.table.clone()
+    target.table[0], target.table[1] = math.nan, -math.inf
+    tokens, info = drawn(target, IN_BULK)
+    assert (tokens[:, 0] >= 2).all()
+    assert 0 < int(info.nonfinite.sum()) <= int((info.evaluations - 1).sum())
+
+
+class Second:
+    """A control of one's own: the second token is the first of the allowed ones, or else the score is low."""
+
+    name = "second"
+
+    def __init__(self, bound: float, favourite: int) -> None:
+        self.bound, self.favourite = bound, favourite
+
+    def log_prob(self, tokens: Tensor, texts: list[str]) -> Tensor:
+        return torch.where(tokens[:, 1] == self.favourite, 1.0, -1.0)
+
+
+def language_model() -> sv.LanguageModel:
+    return sv.LanguageModel.load("bundled", length=2, prompt="Near the", allowed=[300, 310, 320, 330])
+
+
+def test_rejection_on_a_controlled_language_model() -> None:
+    """Two tokens out of four, so that all texts can be listed."""
+    model = language_model()
+    target = sv.Controlled(model, {Second(1.0, 310): 1.5})
+    states = torch.cartesian_prod(*[torch.tensor([300, 310, 320, 330])] * 2)
+    truth = target.log_prob(states).double().softmax(0)
+    rng, sampler = Rng(SEED, 2000), sv.Rejection(wave=2048)
+    state, info = sampler.step(target, rng, sampler.init(target, rng, None))
+    found = (state.tokens[:, None] == states).all(-1).sum(0)
+    assert pooled_chi_square(found.numpy(), truth.numpy()) >= LEVEL
+    torch.testing.assert_close(info.energy.float(), -target.log_prob(state.tokens), atol=1e-4, rtol=1e-4)
+    for bound, said in ((math.inf, "'second' has the bound inf.*declare"), (0.5, "'second' scored 1, above its bound")):
+        broken = sv.Controlled(model, {Second(bound, 310): 1.5})
+        with pytest.raises(sv.SamplingError, match=said):
+            sampler.step(broken, rng, sampler.init(broken, rng, None))
+
+
+def test_the_choice_says_why() -> None:
+    model = language_model()
+    assert choose(model, SEED, 20).name == "ancestral"
+    easy = choose(sv.Controlled(model, {Second(1.0, 310): 0.1}), SEED, 20)
+    assert (easy.name, easy.reason[:13]) == ("rejection", "rejection, by")
+    assert choose(sv.Controlled(model, {Second(60.0, 310): 1.0}), SEED, 20).name == "svs+refresh"
+    unbound = choose(sv.Controlled(model, {Second(math.inf, 310): 1.0}), SEED, 20)
+    assert (unbound.name, "bound inf" in unbound.reason) == ("svs+refresh", True)
+
+
+def prefix_scores(prefixes: Tensor) -> Tensor:
+    """log p(label | prefix) from a table of its own."""
+    numbers = torch.randn(3, 4, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    places = torch.arange(prefixes.shape[1])
+    return torch.nn.functional.logsigmoid(2 * numbers[places, prefixes].sum(-1))
+
+
+def fudge_truth(target: AutoregressiveTable, weight: float, candidates: int) -> Tensor:
+    """The probability of every path: the product of the steps, each normalised anew."""
+    states = torch.cartesian_prod(*[torch.arange(4)] * 3)
+    total = torch.zeros(len(states), dtype=torch.float64)
+    for n in range(3):
+        log_weight = target.conditionals(states, n)[:, 0].clone()
+        for token in range(4):
+            prefix = torch.cat([states[:, :n], torch.full((len(states), 1), token)], dim=-1)
+            rank = (target.conditionals(states, n)[:, 0] > target.conditionals(states, n)[:, 0, token, None]).sum(-1)
+            log_weight[:, token] += weight * prefix_scores(prefix)
+            log_weight[rank >= candidates, token] = -math.inf
+        total += log_weight.log_softmax(-1).gather(-1, states[:, n : n + 1]).squeeze(-1)
+    return total.exp()
+
+
+@pytest.mark.parametrize("candidates", [200, 3])
+def test_fudge_draws_each_path_with_its_probability(candidates: int) -> None:
+    target = plain_table()
+    truth = fudge_truth(target, 1.3, candidates)
+    assert float(truth.sum()) == pytest.approx(1.0)
+    tokens, info = drawn(target, sv.Fudge(prefix_scores, weight=1.3, candidates=candidates))
+    found = counts(target, tokens)
+    assert found[truth.numpy() == 0].sum() == 0
+    assert pooled_chi_square(found[truth.numpy() > 0], truth[truth > 0].numpy()) >= LEVEL
+    assert (info.events == 3 * min(candidates, 4)).all()
+    unguided, _ = drawn(target, sv.Fudge(prefix_scores, weight=0.0, candidates=candidates))
+    assert pooled_chi_square(counts(target, unguided), truth.numpy().clip(1e-12)) < 1e-10
+    if candidates == 200:
+        assert pooled_chi_square(counts(target, unguided), target.probabilities().numpy()) >= LEVEL
+
+
+def test_fudge_goes_on_where_the_predictor_has_no_answer() -> None:
+    tokens, info = drawn(plain_table(), sv.Fudge(lambda prefixes: torch.full((len(prefixes),), math.nan)))
+    assert pooled_chi_square(counts(controlled_table(), tokens), plain_table().probabilities().numpy()) >= LEVEL
+    assert (info.nonfinite == 12).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"predictor": None}, "predictor = None cannot be called"),
+        ({"predictor": prefix_scores, "candidates": 0}, "candidates = 0 is not a whole number"),
+        ({"predictor": prefix_scores, "weight": math.nan}, "weight = nan is not a finite number"),
+    ],
+)
+def test_settings_of_fudge_are_checked(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(sv.SamplingError, match=said):
+        sv.Fudge(**settings)
+
+
+def test_a_try_is_the_same_wherever_it_stands() -> None:
+    target = controlled_table()
+    together = tries(target, Rng(SEED, [5, 2, 5]), torch.tensor([3, 0, 9]))
+    alone = tries(target, Rng(SEED, [5]), torch.tensor([9]))
+    assert torch.equal(together.tokens[2:], alone.tokens)
+    assert torch.equal(together.accepted[2:], alone.accepted)
+
+
+def test_texts_do_not_depend_on_the_wave() -> None:
+    """Tries of a language model in waves of 8 and of 64, alone and in company, are the same to the last token."""
+    model = sv.LanguageModel.load("bundled", length=10)
+    target = sv.Controlled(model, {Second(1.0, 310): 1.0})
+    found = []
+    for wave, groups in ((64, [range(8)]), (8, [range(4), range(4, 8)]), (24, [range(8)])):
+        rows = []
+        for group in groups:
+            rng, sampler = Rng(SEED, list(group)), sv.Rejection(wave=wave)
+            state, info = sampler.step(target, rng, sampler.init(target, rng, None))
+            rows.append(torch.cat([state.tokens, info.evaluations[:, None]], dim=-1))
+        found.append(torch.cat(rows))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
