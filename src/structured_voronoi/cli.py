@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 from cyclopts import App, CycloptsError, Parameter
 
-from structured_voronoi.experiments import EXPERIMENTS, WITH_DATA
+from structured_voronoi.experiments import EXPERIMENTS, NEED_DATA, WITH_DATA
 
 if TYPE_CHECKING:
     from structured_voronoi.base import Control
@@ -272,7 +272,9 @@ def reproduce(
     if seed is not None and seed < 0:
         raise SamplingError(f"--seed {seed} is negative; use 0 or more")
     settings = {key: value for key, value in (("runs", runs), ("seed", seed)) if value is not None}
-    chosen = list(EXPERIMENTS) if name == "all" else [name]
+    if data is None and name in NEED_DATA:
+        raise SamplingError(f"{name} needs texts with labels; give --data FOLDER (docs/results.md says which)")
+    chosen = [one for one in EXPERIMENTS if data is not None or one not in NEED_DATA] if name == "all" else [name]
     if data is not None and not set(chosen) & set(WITH_DATA):
         raise SamplingError(f"--data does not go with {name}; it is for {', '.join(WITH_DATA)}")
     folder = writable_folder(out, chosen)

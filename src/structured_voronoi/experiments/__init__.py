@@ -7,9 +7,13 @@ EXPERIMENTS = {
     "truth": "samplers of text against the bundled model over few tokens, every text listed",
     "mixing": "SVS with refresh moves from ancestral texts and from random tokens",
     "efficiency": "samplers of text after the same cost; guidance and dimensions",
+    "topic": "restaurant reviews of seven kinds of food (E2E) by every method, beside exact rejection; needs --data",
     "faithfulness": "SVS and its broken twins against enumerated truth; energy error and round trips",
     "crossings": "the exact crossing finder against the paper's α grid on the same trajectories",
 }
 
-WITH_DATA = ("lm", "mixing", "efficiency")
+WITH_DATA = ("lm", "mixing", "efficiency", "topic")
 """Experiments that can also run on a language model trained on the user's data."""
+
+NEED_DATA = ("topic",)
+"""Experiments that cannot do without."""

@@ -81,7 +81,8 @@ def new_figure(width: float, height: float, **layout: Any) -> tuple[Figure, Any]
     FigureCanvasAgg(figure)
     axes = figure.subplots(**layout)
     for axis in [axes] if not hasattr(axes, "flat") else axes.flat:
-        axis.spines[["top", "right"]].set_visible(False)
+        for side in {"top", "right"} & set(axis.spines):
+            axis.spines[side].set_visible(False)
     return figure, axes
 
 

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from structured_voronoi.base import Sampler
+from structured_voronoi.base import Control, Sampler
+from structured_voronoi.controls.classifier import Classifier
+from structured_voronoi.controls.predicate import Predicate
 from structured_voronoi.experiments.chains import side_by_side
 from structured_voronoi.experiments.checks import stationarity
 from structured_voronoi.experiments.report import table, write_report
@@ -17,7 +19,9 @@ from structured_voronoi.samplers.cycle import Cycle
 from structured_voronoi.samplers.gwg import GibbsWithGradients
 from structured_voronoi.samplers.pncg import PNCG
 from structured_voronoi.samplers.refresh import Refresh
+from structured_voronoi.samplers.rejection import Rejection
 from structured_voronoi.samplers.svs import SVS
+from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.language_model import LanguageModel
 from structured_voronoi.targets.tabular import AutoregressiveTable
 
@@ -36,6 +40,17 @@ SAMPLERS: dict[str, Sampler] = {
     "svs+refresh": Cycle(SVS(0.5, dimensions=DIMENSIONS), BLOCKS),
     "twin: outward only": OutwardOnly(0.5, dimensions=DIMENSIONS),
 }
+UNDER_CONTROL = {name: SAMPLERS[name] for name in ("svs", "refresh", "svs+refresh", "twin: outward only")}
+UNDER_CONTROL |= {"rejection": Rejection(wave=4096)}
+
+
+def likes_pubs(text: str) -> float:
+    """A black box: a probability, and no gradient."""
+    return 0.9 if "pub" in text else 0.3
+
+
+def controls() -> dict[str, Control]:
+    return {"classifier": Classifier.load("price", "expensive"), "black box": Predicate(likes_pubs, "pubs")}
 
 
 class Listed(NamedTuple):
@@ -55,27 +70,35 @@ def listed() -> Listed:
     return Listed(model, torch.tensor(tokens)[places], torch.tensor(tokens))
 
 
-def tabulated() -> AutoregressiveTable:
-    """Scored once by the model, with the model's own guidance; float64 from here on."""
+def tabulated(control: Control | None = None) -> AutoregressiveTable:
+    """Scored once by the model, with the target's own guidance; float64 from here on."""
     model, texts, tokens = listed()
-    log_prob, guide = model.log_prob_and_guide(texts)
+    target = model if control is None else Controlled(model, {control: 1.0})
+    log_prob, (total, guide) = model.log_prob(texts).double(), target.log_prob_and_guide(texts)
     shape = (len(WORDS),) * LENGTH
     return AutoregressiveTable(
-        model.embeddings[tokens].double(), log_prob.view(shape).double(), guide.view(*shape, LENGTH, -1).double()
+        model.embeddings[tokens].double(),
+        (log_prob - log_prob.logsumexp(0)).view(shape),
+        guide.view(*shape, LENGTH, -1).double(),
+        None if control is None else (total.double() - log_prob).view(shape),
     )
 
 
 def run(out: Path, runs: int = 20_000, seed: int = 4, progress: bool = True) -> list[Path]:
     """``runs`` chains of each sampler, started at the truth."""
-    rows = side_by_side(partial(_check, runs=runs, seed=seed), tuple(SAMPLERS), "truth", progress)
+    tasks = [("none", name) for name in SAMPLERS]
+    tasks += [(control, name) for control in controls() for name in UNDER_CONTROL]
+    rows = side_by_side(partial(_check, runs=runs, seed=seed), tasks, "truth", progress)
     results = {"runs": runs, "seed": seed, "steps": STEPS, "prompt": PROMPT, "words": WORDS, "rows": rows}
     return write_report(out, "truth", results, _markdown(results), {})
 
 
-def _check(name: str, runs: int, seed: int) -> dict[str, Any]:
-    found = stationarity(tabulated(), SAMPLERS[name], runs, STEPS, seed)
+def _check(task: tuple[str, str], runs: int, seed: int) -> dict[str, Any]:
+    control, name = task
+    sampler = (SAMPLERS | UNDER_CONTROL)[name]
+    found = stationarity(tabulated(controls().get(control)), sampler, runs, 1 if name == "rejection" else STEPS, seed)
     fit = found.fit
-    return {"sampler": name, "moved": found.moved, "p": fit.p_value, "tv": fit.tv, "z": fit.z}
+    return {"control": control, "sampler": name, "moved": found.moved, "p": fit.p_value, "tv": fit.tv, "z": fit.z}
 
 
 def _markdown(results: dict[str, Any]) -> str:
@@ -85,5 +108,9 @@ def _markdown(results: dict[str, Any]) -> str:
         "mean)/sd against 200 sets of as many independent draws; p is of the chi-square test, states pooled to "
         "expected counts of at least 5."
     )
-    body = [[row["sampler"], f"{row['moved']:.0%}", row["p"], row["tv"], row["z"]] for row in results["rows"]]
-    return "\n\n".join(["# Truth over listed texts", intro, table(["sampler", "moved", "p", "TV", "z"], body)])
+    body = [
+        [row["control"], row["sampler"], f"{row['moved']:.0%}", row["p"], row["tv"], row["z"]]
+        for row in results["rows"]
+    ]
+    header = ["control", "sampler", "moved", "p", "TV", "z"]
+    return "\n\n".join(["# Truth over listed texts", intro, table(header, body)])

@@ -30,7 +30,7 @@ from structured_voronoi.models.loading import Loaded, hidden_states
 
 Kind = Literal["light", "probe"]
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
-LEAST_STEPS = 400
+LEAST_STEPS = 1500
 SHORT = 20
 """Texts are judged whole and cut to this many tokens, the default length of a sampled text."""
 
@@ -157,9 +157,7 @@ def train_classifier(
     if recipe.kind not in get_args(Kind):
         raise SamplingError(f"kind {recipe.kind!r} is unknown; choose {' or '.join(get_args(Kind))}")
     names = sorted(set(labels))
-    context: int = getattr(loaded.model.config, "max_position_embeddings", None) or recipe.longest + 1
-    longest = min(recipe.longest, context - 1)
-    ids = _encoded(texts, loaded, longest)
+    ids, longest = _encoded(texts, loaded, recipe), _longest(loaded, recipe)
     known = np.array([names.index(label) for label in labels])
     learn, judge = _split(known, recipe)
     table = loaded.model.get_input_embeddings().weight
@@ -246,6 +244,19 @@ def load_classifier(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     return network.eval().requires_grad_(False), config
 
 
+def predicted(folder: Path, loaded: Loaded, texts: list[str], cut: int | None = None) -> list[str]:
+    """The most probable label of each text, or of its first ``cut`` tokens."""
+    network, config = load_classifier(folder)
+    kind, first = config["classifier"], first_token(loaded.tokenizer) if config["classifier"] == "probe" else 0
+    ids = _encoded(texts, loaded, ClassifierRecipe(**config["recipe"]))
+    found: list[str] = []
+    with torch.no_grad():
+        for begin in range(0, len(ids), 64):
+            rows = [row[:cut] for row in ids[begin : begin + 64]]
+            found += [config["labels"][place] for place in _logits(network, kind, loaded.model, first, rows).argmax(-1)]
+    return found
+
+
 def _save(network: nn.Module, config: dict[str, Any], out: Path) -> None:
     """Both files are written beside the last ones and renamed, so that a kill leaves no half of one."""
     out.mkdir(parents=True, exist_ok=True)
@@ -257,13 +268,19 @@ def _save(network: nn.Module, config: dict[str, Any], out: Path) -> None:
     os.replace(out / "new", out / CONFIG)
 
 
-def _encoded(texts: list[str], loaded: Loaded, longest: int) -> list[list[int]]:
+def _longest(loaded: Loaded, recipe: ClassifierRecipe) -> int:
+    """How many tokens the language model takes in, after the one that a text begins with."""
+    context: int = getattr(loaded.model.config, "max_position_embeddings", None) or recipe.longest + 1
+    return min(recipe.longest, context - 1)
+
+
+def _encoded(texts: list[str], loaded: Loaded, recipe: ClassifierRecipe) -> list[list[int]]:
     """The tokens of every text, cut to what the language model takes in."""
     rows: list[list[int]] = loaded.tokenizer(texts, add_special_tokens=False)["input_ids"]
     empty = [text for text, row in zip(texts, rows, strict=True) if not row]
     if empty:
         raise SamplingError(f"the text {empty[0]!r} has no tokens; leave out empty texts")
-    return [row[:longest] for row in rows]
+    return [row[: _longest(loaded, recipe)] for row in rows]
 
 
 def _split(known: np.ndarray, recipe: ClassifierRecipe) -> tuple[np.ndarray, np.ndarray]:

@@ -50,6 +50,29 @@ def token_log_probs(target: Autoregressive, tokens: Int[Tensor, "chain n"]) -> F
     return scored
 
 
+def satisfying(target: Target, rng: Rng, tokens: Int[Tensor, "chain n"], tries: int) -> Int[Tensor, "chain n"]:
+    """The tokens, where their energy is not finite replaced by ones found through suffix redraws, if any were.
+
+    The redraws follow a target in which an impossible text is merely improbable, so that controls are met one by one.
+    """
+    soft, tokens = target.softened(), tokens.clone()  # type: ignore[attr-defined]
+    lost = (~in_blocks(target.log_prob, tokens).isfinite()).nonzero().squeeze(-1)
+    right = torch.full((len(tokens),), -torch.inf, dtype=torch.float64, device=tokens.device)
+    for step in range(tries):
+        if not len(lost):
+            break
+        place = int(Rng(rng.seed, [step], "start places").uniform()[0] * target.length)
+        levels, accept_level = rng.uniform(target.length - place)[lost], rng.uniform()[lost]
+        new = redraw(soft, tokens[lost], place, target.length, levels)
+        accepted = accept_level.log() < new.right - right[lost]
+        changed = lost[accepted]
+        tokens[changed], right[changed] = new.tokens[accepted], new.right[accepted].double()
+        if len(changed):
+            found = changed[in_blocks(target.log_prob, tokens[changed]).isfinite()]
+            lost = lost[~torch.isin(lost, found)]
+    return tokens
+
+
 def ancestral_draw(target: Target, rng: Rng) -> Redrawn:
     """Independent draws from an autoregressive target, one a chain."""
     model = autoregressive(target, "an ancestral start")

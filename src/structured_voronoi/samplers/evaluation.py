@@ -11,10 +11,10 @@ from torch import Tensor
 
 from structured_voronoi.base import Rng, SamplingError, Start, Target, did_you_mean, in_blocks
 from structured_voronoi.geometry.cells import MEMORY, Cells, cells_of, working_dtype
-from structured_voronoi.samplers.autoregressive import ancestral_draw
+from structured_voronoi.samplers.autoregressive import ancestral_draw, satisfying
 
 Guidance = Literal["forward", "full", "none"]
-TRIES = 100
+TRIES = 500
 """Draws of each chain that needs a start of finite energy."""
 
 
@@ -111,26 +111,30 @@ def begin(
         return ancestral_draw(target, rng).tokens if start == "ancestral" else _random(cells, rng, shape)
 
     tokens = drawn()
+    if start == "ancestral" and hasattr(target, "softened"):
+        tokens = satisfying(target, rng, tokens, TRIES)
     for _ in range(TRIES):
         first = evaluate(target, tokens, guidance)
         if first.finite.all():
             return tokens, first
+        if hasattr(target, "softened"):  # what redraws that are led to it do not find, blind ones will not
+            break
         tokens = torch.where(first.finite[:, None], tokens, drawn())
     failed = int((~first.finite).sum())
     raise SamplingError(
         f"{failed} of {len(rng)} chains found no state of finite energy: none of their {failed * TRIES} {start} draws "
-        f"had one{_refusals(target, tokens[~first.finite])}; give a start: `start=tokens` of shape (chains, N)"
+        f"had one{_refusals(target, tokens[~first.finite])} give a start: `start=tokens` of shape (chains, N)"
     )
 
 
 def _refusals(target: Target, tokens: Int[Tensor, "row n"]) -> str:
-    """Which controls, if there are any, find these tokens impossible, and how many of them."""
+    """Which controls, if there are any, find these tokens impossible, and how many of them; with the remedy."""
     if not hasattr(target, "control_log_probs"):
-        return ""
+        return ";"
     scores = target.control_log_probs(tokens)
     shares = {control.name: float((~score.isfinite()).double().mean()) for control, score in scores.items()}
     said = ", ".join(f"{name} refused {share:.0%} of the last ones" for name, share in shares.items() if share)
-    return f" ({said}); loosen the control" if said else ""
+    return f" ({said}); loosen the control, or" if said else ";"
 
 
 def positive(**values: float | None) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from jaxtyping import Float, Int
@@ -11,6 +13,9 @@ from torch import Tensor
 
 from structured_voronoi.base import Control, Redrawn, SamplingError
 from structured_voronoi.targets.language_model import LanguageModel
+
+PENALTY = -4.0
+"""What an impossible text costs while a start is looked for."""
 
 
 class Controlled:
@@ -20,6 +25,7 @@ class Controlled:
     all the same, they just do not steer.
     """
 
+    _least = -math.inf
     normalised = False
     """Controls look at the whole text: ancestral draws are not the truth."""
 
@@ -58,6 +64,12 @@ class Controlled:
     def log_prob_and_grad(self, tokens: Int[Tensor, "chain n"]) -> tuple[Tensor, Tensor]:
         return self._steered(tokens, self.model.log_prob_and_grad, "log_prob_and_grad")
 
+    def softened(self) -> Self:
+        """The same with scores that are never lower than a penalty: a way to texts that satisfy hard constraints."""
+        soft = copy.copy(self)
+        soft._least = PENALTY
+        return soft
+
     def control_log_probs(self, tokens: Int[Tensor, "chain n"]) -> dict[Control, Float[Tensor, " chain"]]:
         """log p(t_k | m) of every control, without its weight."""
         texts = self.texts(tokens)
@@ -73,7 +85,7 @@ class Controlled:
         total = self.embeddings.new_zeros(len(tokens), dtype=torch.float32)
         for control, weight in self.controls.items():
             if weight:  # 0 · (-inf) is no number
-                total = total + weight * control.log_prob(tokens, texts).to(total)
+                total = total + weight * control.log_prob(tokens, texts).to(total).clamp(min=self._least)
         return total
 
     def _steered(

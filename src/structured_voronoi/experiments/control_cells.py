@@ -1,0 +1,139 @@
+"""One cell of a table of controlled generation: a method, its setting, a target; drawn, judged, and kept in a file.
+
+A finished cell is saved at once, so that a run that was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from structured_voronoi.base import Info, Rng, Sampler, Start, Target, added
+from structured_voronoi.controls.classifier import Classifier
+from structured_voronoi.experiments.text_models import LENGTH
+from structured_voronoi.models.judge import Judge
+from structured_voronoi.models.prefix_classifier import PrefixClassifier, PrefixPredictor
+from structured_voronoi.samplers.ancestral import Ancestral
+from structured_voronoi.samplers.choices import TEXT_DIMENSIONS, TEXT_SCALE
+from structured_voronoi.samplers.cycle import Cycle
+from structured_voronoi.samplers.fudge import Fudge
+from structured_voronoi.samplers.langevin import Langevin
+from structured_voronoi.samplers.mucola import MuCoLa
+from structured_voronoi.samplers.pncg import PNCG
+from structured_voronoi.samplers.refresh import Refresh
+from structured_voronoi.samplers.rejection import Rejection
+from structured_voronoi.samplers.svs import SVS
+from structured_voronoi.targets.controlled import Controlled
+from structured_voronoi.targets.language_model import LanguageModel
+
+DIRECT = ("ancestral", "rejection", "fudge")
+"""One step is one draw."""
+
+
+class Task(NamedTuple):
+    """Where everything is that a task of controlled generation needs; all are paths of folders."""
+
+    model: str
+    guide: str
+    prefix: str
+    judge: str
+    cells: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is to be drawn."""
+
+    method: str
+    target: str
+    count: int
+    """Texts, one a chain."""
+    weight: float = 1.5
+    """γ of the control"""
+    step_size: float = 1.0
+    """ε of Langevin, MuCoLa and the paper's SVS; α of p-NCG."""
+    start: str = "ancestral"
+    seconds: float | None = None
+    """Chains run for so much time of one core …"""
+    steps: int | None = None
+    """… or for so many steps."""
+    seed: int = 0
+
+    @property
+    def file(self) -> str:
+        text = json.dumps(asdict(self), sort_keys=True)
+        return f"{self.method}-{self.target}-{hashlib.sha256(text.encode()).hexdigest()[:10]}.json"
+
+
+def draw_cell(cell: Cell, task: Task) -> dict[str, Any]:
+    """The texts of a cell and what is known of them: from its file, or drawn now."""
+    path = Path(task.cells) / cell.file
+    if path.exists():
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return found
+    model = LanguageModel.load(task.model, length=LENGTH)
+    target = Controlled(model, {Classifier.load(task.guide, cell.target): cell.weight})
+    sampler = _sampler(cell, task)
+    begun = time.process_time()
+    tokens, info, steps = _run(model if cell.method == "ancestral" else target, sampler, cell)
+    seconds = time.process_time() - begun
+    texts = [model.decode(row) for row in tokens]
+    (guide,) = target.control_log_probs(tokens).values()
+    log_prob = model.log_prob(tokens)
+    found = {
+        **asdict(cell),
+        "texts": texts,
+        "tokens": tokens.tolist(),
+        "log_prob": log_prob.tolist(),
+        "energy": (-log_prob - cell.weight * guide).tolist(),
+        "guide": guide.exp().tolist(),
+        "judged": Judge.load(Path(task.judge)).predict(texts),
+        "evaluations": float(info.evaluations.double().mean()),
+        "control_evaluations": float((info.events if cell.method == "fudge" else info.evaluations).double().mean()),
+        "steps_taken": steps,
+        "seconds_taken": seconds,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(f".{os.getpid()}")
+    unfinished.write_text(json.dumps(found), encoding="utf-8")
+    os.replace(unfinished, path)
+    return found
+
+
+def _sampler(cell: Cell, task: Task) -> Sampler:
+    svs = SVS(TEXT_SCALE, dimensions=TEXT_DIMENSIONS)
+    if cell.method == "fudge":
+        return Fudge(PrefixPredictor(PrefixClassifier.load(Path(task.prefix)), cell.target).__call__, cell.weight)
+    samplers: dict[str, Sampler] = {
+        "ancestral": Ancestral(),
+        "rejection": Rejection(),
+        "svs": svs,
+        "svs+refresh": Cycle(svs, Refresh()),
+        "pncg": PNCG(cell.step_size, guidance="forward"),
+        "mucola": MuCoLa(cell.step_size),
+        "langevin": Langevin(cell.step_size),
+        "svs-paper": SVS.paper(cell.step_size, 0.3, metropolis=False),
+    }
+    return samplers[cell.method]
+
+
+def _run(target: Target, sampler: Sampler, cell: Cell) -> tuple[Tensor, Info, int]:
+    """All chains of a cell, until its steps or its time are spent."""
+    rng = Rng(cell.seed, cell.count, f"{cell.method}/{cell.target}", target.embeddings.device)
+    start: Start = None if cell.start == "ancestral" else "random"
+    begun = time.process_time()
+    state, total, count = sampler.init(target, rng, start), None, 0
+    while True:
+        state, info = sampler.step(target, rng, state)
+        total, count = info if total is None else added(total, info), count + 1
+        late = cell.seconds is not None and time.process_time() - begun >= cell.seconds
+        if cell.method in DIRECT or late or count == cell.steps:
+            return torch.as_tensor(state.tokens), total, count

@@ -1,0 +1,131 @@
+"""What a task of controlled generation needs, trained once and kept: who guides, FUDGE's predictor, who judges.
+
+The guides learn from one half of the texts, the judge from the other; he reads words, they read the language model.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from structured_voronoi.experiments.control_cells import Task
+from structured_voronoi.experiments.control_tables import PUBLISHED
+from structured_voronoi.experiments.report import table
+from structured_voronoi.experiments.text_models import LENGTH
+from structured_voronoi.metrics.classification import classification_report
+from structured_voronoi.models.cache import cache_folder
+from structured_voronoi.models.classifiers import ClassifierRecipe, predicted, train_classifier
+from structured_voronoi.models.judge import Judge
+from structured_voronoi.models.loading import Loaded, load_model
+from structured_voronoi.models.prefix_classifier import PrefixRecipe, train_prefix_classifier
+from structured_voronoi.run.progress import progress_bar
+
+LIGHT = ClassifierRecipe(kind="light", epochs=3.0)
+PROBE = ClassifierRecipe(kind="probe", epochs=1.5)
+PREFIX = PrefixRecipe(epochs=1.0)
+PROBE_TEXTS, PREFIX_TEXTS = 8_000, 12_000
+"""BiLSTMs are slow on a processor: they learn from so many texts."""
+REPORTS = "reports.json"
+
+
+class Split(NamedTuple):
+    texts: list[str]
+    labels: list[str]
+
+    def part(self, rows: slice, without: str | None = None) -> Split:
+        """Some of the rows, without one label."""
+        pairs = [pair for pair in zip(self.texts[rows], self.labels[rows], strict=True) if pair[1] != without]
+        return Split([text for text, _ in pairs], [label for _, label in pairs])
+
+
+def prepared(
+    name: str, model: str, splits: dict[str, Split], none: str | None, seed: int, progress: bool
+) -> tuple[Task, dict[str, Any]]:
+    """The task, and how well its classifiers do on the test split, whole texts and cut ones."""
+    folder = cache_folder() / f"{name}-{Path(model).name}-{seed}"
+    task = Task(model, str(folder / name), str(folder / "prefix"), str(folder / "judge"), str(folder / "cells"))
+    if not (folder / REPORTS).exists():
+        loaded = load_model(model)
+        guiding = splits["train"].part(slice(0, None, 2), without=none)
+        test = splits["test"].part(slice(None), without=none)
+        labels = sorted(set(guiding.labels))
+        reports = {
+            "guide": _guide(guiding, test, loaded, Path(task.guide), LIGHT, progress),
+            "probe": _guide(_some(guiding, PROBE_TEXTS), test, loaded, folder / "probe", PROBE, progress),
+            "prefix": _prefix(_some(guiding, PREFIX_TEXTS), test, loaded, Path(task.prefix), progress),
+            "judge": _judge(splits["train"].part(slice(1, None, 2)), splits["test"], loaded, Path(task.judge), labels),
+        }
+        (folder / REPORTS).write_text(json.dumps(reports, indent=1) + "\n", encoding="utf-8")
+    return task, json.loads((folder / REPORTS).read_text(encoding="utf-8"))
+
+
+def _some(split: Split, count: int) -> Split:
+    """Texts from all over the split, which is sorted by what the texts are about."""
+    return split.part(slice(0, None, max(1, len(split.texts) // count)))
+
+
+def _guide(
+    train: Split, test: Split, loaded: Loaded, out: Path, recipe: ClassifierRecipe, progress: bool
+) -> dict[str, Any]:
+    with progress_bar(recipe.steps(len(train.texts)), progress, f"training {out.name} ({recipe.kind})") as tick:
+        report = train_classifier(train.texts, train.labels, loaded, out, recipe, tick)
+    labels = sorted(set(train.labels))
+    found = {"parameters": report["parameters"], "texts": len(train.texts)}
+    for key, cut in (("whole", None), ("cut", LENGTH)):
+        found[key] = classification_report(test.labels, predicted(out, loaded, test.texts, cut), labels)
+    return found
+
+
+def _prefix(train: Split, test: Split, loaded: Loaded, out: Path, progress: bool) -> dict[str, Any]:
+    def ids(split: Split) -> list[list[int]]:
+        rows: list[list[int]] = loaded.tokenizer(split.texts, add_special_tokens=False)["input_ids"]
+        return rows
+
+    with progress_bar(PREFIX.steps(len(train.texts)), progress, "training FUDGE's predictor") as tick:
+        classifier, _ = train_prefix_classifier(ids(train), train.labels, ([], []), len(loaded.tokenizer), PREFIX, tick)
+    classifier.save(out)
+    whole = ids(test)
+    found: dict[str, Any] = {"parameters": sum(part.numel() for part in classifier.parameters())}
+    found |= {"texts": len(train.texts)}
+    for key, cut in (("whole", None), ("cut", LENGTH)):
+        guesses = classifier.predict([row[:cut] for row in whole])
+        found[key] = classification_report(test.labels, guesses, classifier.labels)
+    return found
+
+
+def _judge(train: Split, test: Split, loaded: Loaded, out: Path, labels: list[str]) -> dict[str, Any]:
+    """The judge also learns texts without a label; its scores are over the labels that count."""
+    judge = Judge.train(train.texts, train.labels, seed=1)
+    judge.save(out)
+    rows = loaded.tokenizer(test.texts, add_special_tokens=False)["input_ids"]
+    cut = [loaded.tokenizer.decode(row[:LENGTH]) for row in rows]
+    named = [place for place, label in enumerate(test.labels) if label in labels]
+    found: dict[str, Any] = {"parameters": judge.weights.weight.numel() + judge.bias.numel(), "texts": len(train.texts)}
+    for key, texts in (("whole", test.texts), ("cut", cut)):
+        guesses = judge.predict([texts[place] for place in named])
+        found[key] = classification_report([test.labels[place] for place in named], guesses, labels)
+    return found
+
+
+def classifier_table(reports: dict[str, Any]) -> str:
+    """F1, precision and recall on the test split, beside the paper's."""
+    body = []
+    for name, report in reports.items():
+        classes = report["whole"]["classes"].values()
+        precision, recall = (sum(one[key] for one in classes) / len(classes) for key in ("precision", "recall"))
+        paper = PUBLISHED["classifiers"].get(name)
+        body.append(
+            [
+                name,
+                report["whole"]["macro_f1"],
+                precision,
+                recall,
+                report["cut"]["macro_f1"],
+                f"{report['parameters']:,}",
+                f"{report['texts']:,}",
+                "–" if paper is None else " / ".join(f"{value:.2f}" for value in paper[:3]),
+            ]
+        )
+    header = ["classifier", "macro F1", "precision", "recall", f"F1 at {LENGTH} tokens", "parameters", "texts"]
+    return table([*header, "the paper: F1 / precision / recall"], body)

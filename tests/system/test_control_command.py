@@ -1,0 +1,95 @@
+"""Texts under control as a user types them: bundled controls, and the how-to page from a table of one's own."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shlex
+import subprocess
+import sys
+from math import log
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from structured_voronoi.models.restaurants import descriptions
+
+SVS = str(Path(sys.executable).with_name("svs"))
+HOW_TO = (Path(__file__).parents[2] / "docs" / "how-to-control.md").read_text(encoding="utf-8")
+QUICK = ("--scale", "0.3", "--warmup", "2", "--seed", "1")
+
+
+def svs(*words: str, code: int = 0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([SVS, *words], capture_output=True, text=True, timeout=300, cwd=cwd)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_controls_add_up_and_get_their_columns(tmp_path: Path) -> None:
+    (tmp_path / "rules.py").write_text("def short(text):\n    return 0.5 if len(text) < 60 else 0.25\n")
+    words = ("--control", "food=Italian@1.5", "--control", "keyword=the", "--control", "rules:short")
+    svs("sample", "-n", "3", "--length", "10", *QUICK, *words, "--out", "texts.jsonl", cwd=tmp_path)
+    found = lines(tmp_path / "texts.jsonl")
+    assert len(found) == 3
+    for line in found:
+        assert re.search(r"\bthe\b", line["text"], re.IGNORECASE)
+        assert line["keyword=the"] == 1
+        assert line["rules:short"] == (0.5 if len(line["text"]) < 60 else 0.25)
+        energy = -line["log_prob"] - 1.5 * log(line["food=Italian"]) - log(line["rules:short"])
+        assert line["energy"] == pytest.approx(energy, abs=1e-3)
+
+
+def test_the_how_to_page_from_table_to_texts(tmp_path: Path) -> None:
+    """Every command of docs/how-to-control.md, on a table like the one it shows."""
+    words = {"high": "good", "low": "bad"}
+    rows = [(one.text, words.get(one.labels.get("rating", ""))) for one in descriptions(900, seed=5)]
+    with (tmp_path / "reviews.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("review", "mood"), *(row for row in rows if row[1])])
+    commands = re.findall(r"^\$ svs (.*)$", HOW_TO, flags=re.MULTILINE)
+    assert len(commands) == 3
+    said = [svs(*shlex.split(command), cwd=tmp_path).stdout for command in commands]
+    assert float(re.search(r"macro-F1 ([\d.]+)", said[0])[1]) > 0.85  # type: ignore[index]
+    assert all(label in said[0] for label in ("good", "bad", "precision"))
+    good, dry = lines(tmp_path / "good.jsonl"), lines(tmp_path / "dry.jsonl")
+    assert all(0 < line["mood=good"] <= 1 for line in good + dry)
+    assert all("river" not in line["text"].lower().split() and line["not keyword=river"] == 1 for line in dry)
+    error = svs("sample", "--control", "./mood=god", code=2, cwd=tmp_path).stderr
+    assert "did you mean 'good'" in error
+
+
+def test_the_how_to_page_in_python(capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", HOW_TO, flags=re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(example, "how-to-control.md", "exec"), names)
+    assert names["draws"]["posterior"]["tokens"].shape == (4, 1, 16)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["sample", "--control", "food=Martian"], "known: Chinese, English, Fast food"),
+        (["sample", "--control", "colour=red"], "'colour=red' is unknown"),
+        (["sample", "--control", "regex=("], "not a regular expression"),
+        (["sample", "--control", "keyword=a", "--control", "keyword=a"], "two controls are called 'keyword=a'"),
+        (["train", "classifier", "--data", "no.csv", "--label", "y", "--out", "x"], "no.csv cannot be read"),
+        (["train", "classifier", "--data", "builtin", "--label", "fod", "--out", "x"], "did you mean 'food'"),
+        (["train", "classifier", "--data", "one.csv", "--label", "y", "--out", "x"], "two classes or more"),
+        (["train", "classifier", "--data", "one.csv", "--text", "t", "--label", "y", "--out", "x"], "no column 't'"),
+    ],
+)
+def test_mistakes_get_one_line(words: list[str], said: str, tmp_path: Path) -> None:
+    (tmp_path / "one.csv").write_text("text,y\na,1\nb,1\n")
+    error = svs(*words, code=2, cwd=tmp_path).stderr
+    assert said in error.splitlines()[-1]
+    assert [path.name for path in tmp_path.iterdir()] == ["one.csv"]
+
+
+def test_the_list_names_controls_and_labels() -> None:
+    assert re.search(r"food +Chinese, English, Fast food, .*Italian", svs("ls").stdout)
