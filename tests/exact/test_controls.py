@@ -21,7 +21,6 @@ from structured_voronoi.models.classifiers import (
     ClassifierRecipe,
     counted,
     identity_of,
-    scores,
     train_classifier,
 )
 from structured_voronoi.models.control_list import BUNDLED_CONTROLS, bundled_controls
@@ -284,13 +283,6 @@ def test_training_learns_saves_and_reports(kind: str, tmp_path: Path) -> None:
     (tmp_path / "own" / CONFIG).write_text(json.dumps({"classifier": kind}))
     with pytest.raises(sv.SamplingError, match="cannot be loaded"):
         Classifier.load(tmp_path / "own", "rare")
-
-
-def test_scores() -> None:
-    found = scores(np.array([0, 0, 0, 1]), np.array([0, 0, 1, 1]), ["a", "b"])
-    assert found["classes"]["a"] == {"precision": 1.0, "recall": 2 / 3, "f1": 0.8, "count": 3}
-    assert found["classes"]["b"] == {"precision": 0.5, "recall": 1.0, "f1": 2 / 3, "count": 1}
-    assert found["macro_f1"] == pytest.approx((0.8 + 2 / 3) / 2)
 
 
 def test_labelled_texts(tmp_path: Path) -> None:

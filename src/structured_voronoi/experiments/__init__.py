@@ -8,12 +8,14 @@ EXPERIMENTS = {
     "mixing": "SVS with refresh moves from ancestral texts and from random tokens",
     "efficiency": "samplers of text after the same cost; guidance and dimensions",
     "topic": "restaurant reviews of seven kinds of food (E2E) by every method, beside exact rejection; needs --data",
+    "sentiment": "positive phrases (SST-2) by every method: a smoke test on a small model; needs --data",
+    "combined": "three controls at once, and a regular expression alone, beside exact rejection",
     "faithfulness": "SVS and its broken twins against enumerated truth; energy error and round trips",
     "crossings": "the exact crossing finder against the paper's α grid on the same trajectories",
 }
 
-WITH_DATA = ("lm", "mixing", "efficiency", "topic")
+WITH_DATA = ("lm", "mixing", "efficiency", "topic", "sentiment", "combined")
 """Experiments that can also run on a language model trained on the user's data."""
 
-NEED_DATA = ("topic",)
+NEED_DATA = ("topic", "sentiment")
 """Experiments that cannot do without."""

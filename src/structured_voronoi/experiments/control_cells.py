@@ -34,6 +34,8 @@ from structured_voronoi.samplers.svs import SVS
 from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.language_model import LanguageModel
 
+FUDGE_LEAST = 1e-4
+"""Of the 200 most probable tokens FUDGE's predictor is asked about those at least so probable: a BiLSTM is slow."""
 DIRECT = ("ancestral", "rejection", "fudge")
 """One step is one draw."""
 
@@ -111,7 +113,11 @@ def draw_cell(cell: Cell, task: Task) -> dict[str, Any]:
 def _sampler(cell: Cell, task: Task) -> Sampler:
     svs = SVS(TEXT_SCALE, dimensions=TEXT_DIMENSIONS)
     if cell.method == "fudge":
-        return Fudge(PrefixPredictor(PrefixClassifier.load(Path(task.prefix)), cell.target).__call__, cell.weight)
+        return Fudge(
+            PrefixPredictor(PrefixClassifier.load(Path(task.prefix)), cell.target).__call__,
+            cell.weight,
+            least=FUDGE_LEAST,
+        )
     samplers: dict[str, Sampler] = {
         "ancestral": Ancestral(),
         "rejection": Rejection(),

@@ -78,11 +78,16 @@ def searched(task: Task, targets: tuple[str, ...], seed: int, progress: bool) ->
 
 
 def tabulated(
-    task: Task, targets: tuple[str, ...], winners: dict[str, dict[str, Any]], seed: int, progress: bool
+    task: Task,
+    targets: tuple[str, ...],
+    winners: dict[str, dict[str, Any]],
+    seed: int,
+    progress: bool,
+    count: int = TEXTS,
 ) -> list[dict[str, Any]]:
     """Every method at its winning setting on every target."""
     cells = [
-        replace(settings(method)[winners[method]["winner"]], target=target, count=TEXTS, seconds=SECONDS, seed=seed)
+        replace(settings(method)[winners[method]["winner"]], target=target, count=count, seconds=SECONDS, seed=seed)
         for method in COLOURS
         for target in targets
     ]

@@ -36,12 +36,12 @@ def compared(drawn: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
             [distinct(one["tokens"][i : i + SET], 1) for one in cells for i in range(0, len(one["tokens"]), SET)]
         )
     mine, truth = BOTH
-    difference, error = _difference(success[mine].astype(float), success[truth].astype(float))
-    energy_difference, energy_error = _difference(energy[mine], energy[truth])
+    gap, error = difference(success[mine].astype(float), success[truth].astype(float))
+    energy_difference, energy_error = difference(energy[mine], energy[truth])
     return {
         "count": len(success[mine]),
         "success": {method: float(success[method].mean()) for method in BOTH},
-        "success_difference": [difference, difference - 1.96 * error, difference + 1.96 * error],
+        "success_difference": [gap, gap - 1.96 * error, gap + 1.96 * error],
         "energy": {method: float(energy[method].mean()) for method in BOTH},
         "energy_difference": [energy_difference, 1.96 * energy_error],
         "perplexity": {method: float(ppl[method].mean()) for method in BOTH},
@@ -53,7 +53,7 @@ def compared(drawn: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     }
 
 
-def _difference(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
+def difference(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
     """The difference of two means and its standard error."""
     return float(a.mean() - b.mean()), float(np.sqrt(a.var(ddof=1) / len(a) + b.var(ddof=1) / len(b)))
 

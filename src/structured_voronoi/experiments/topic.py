@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from structured_voronoi.base import SamplingError
+from structured_voronoi.experiments.control_cells import Task
 from structured_voronoi.experiments.control_tables import (
     GRID_SECONDS,
     GRID_TEXTS,
@@ -35,9 +36,8 @@ GRID_TARGETS = ("Chinese", "Italian")
 
 def run(out: Path, runs: int = 100, seed: int = 0, progress: bool = True, *, data: str) -> list[Path]:
     """20 texts a target of every method; ``runs`` texts a target of SVS with refresh moves against rejection."""
-    folder = Path(data)
-    splits = {name: foods(folder / file) for name, file in (("train", "trainset.csv"), ("test", "testset_w_refs.csv"))}
-    task, reports = prepared("topic", experiment_model(data, progress), splits, NONE, seed, progress)
+    splits = _splits(data)
+    task, reports = topic_task(data, seed, progress)
     winners = searched(task, GRID_TARGETS, seed, progress)
     rows = tabulated(task, FOODS, winners, seed, progress)
     truth = against_rejection(task, FOODS, runs, seed, progress)
@@ -46,6 +46,16 @@ def run(out: Path, runs: int = 100, seed: int = 0, progress: bool = True, *, dat
     results |= {"averages": averages(rows)}
     pictures = {"topic": scatter(rows), "topic_axes": six_axes(rows)}
     return write_report(out, "topic", results, _markdown(results), pictures)
+
+
+def _splits(data: str) -> dict[str, Split]:
+    files = {"train": "trainset.csv", "test": "testset_w_refs.csv"}
+    return {name: foods(Path(data) / file) for name, file in files.items()}
+
+
+def topic_task(data: str, seed: int, progress: bool) -> tuple[Task, dict[str, Any]]:
+    """The language model, the classifiers of food, and how good these are."""
+    return prepared("topic", experiment_model(data, progress), _splits(data), NONE, seed, progress)
 
 
 def foods(path: Path) -> Split:

@@ -26,6 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from structured_voronoi.base import SamplingError
+from structured_voronoi.metrics.classification import classification_report
 from structured_voronoi.models.loading import Loaded, hidden_states
 
 Kind = Literal["light", "probe"]
@@ -189,7 +190,8 @@ def train_classifier(
             _logits(network, recipe.kind, loaded.model, first, [ids[row][:cut] for row in part]).argmax(-1).cpu()
             for part in parts
         ]
-        return scores(known[judge], torch.cat(guesses).numpy(), names)
+        guessed = [names[place] for place in torch.cat(guesses).tolist()]
+        return classification_report([names[place] for place in known[judge]], guessed, names)
 
     with torch.no_grad():
         whole, short = judged(None), judged(SHORT)
@@ -210,22 +212,6 @@ def train_classifier(
     }
     _save(network, config, out)
     return report
-
-
-def scores(known: np.ndarray, guessed: np.ndarray, names: list[str]) -> dict[str, Any]:
-    """Precision, recall, F1 and count of every class, and the mean of the F1s."""
-    classes = {}
-    for place, name in enumerate(names):
-        right = int(((known == place) & (guessed == place)).sum())
-        said, true = int((guessed == place).sum()), int((known == place).sum())
-        classes[name] = {
-            "precision": right / max(said, 1),
-            "recall": right / max(true, 1),
-            "f1": 2 * right / max(said + true, 1),
-            "count": true,
-        }
-    mean = sum(one["f1"] for one in classes.values()) / len(names)
-    return {"macro_f1": mean, "accuracy": float((known == guessed).mean()), "classes": classes}
 
 
 def load_classifier(folder: Path) -> tuple[nn.Module, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Texts to train on: the built-in corpus, E2E-style CSV files, plain text files."""
+"""Texts to train on: the built-in corpus, E2E and SST-2 files, plain text files, tables with labels."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from structured_voronoi.models.restaurants import LABELS, descriptions
 
 BUILTIN_TEXTS, BUILTIN_HELD_OUT = 40_000, 1_000
 BUILTIN_LABELLED = 20_000
+SST2_WORDS = 8
 UNSAID = "none"
 """The label of a built-in text that does not mention the attribute."""
 
@@ -25,12 +26,15 @@ class Corpus(NamedTuple):
 
 
 def load_corpus(data: str) -> Corpus:
-    """``builtin``, a folder of E2E files (trainset.csv, devset.csv), a CSV file with a `ref` column, or a text file."""
+    """``builtin``, a folder of E2E files (trainset.csv, devset.csv) or SST-2 files (train.tsv, dev.tsv), a CSV file
+    with a `ref` column, or a text file."""
     if data == "builtin":
         return Corpus(_texts(BUILTIN_TEXTS, seed=0), _texts(BUILTIN_HELD_OUT, seed=1))
     path = Path(data)
     if not path.exists():
         raise SamplingError(f"--data {data} does not exist; give `builtin`, a folder with trainset.csv, or a file")
+    if path.is_dir() and (path / "train.tsv").exists():
+        return Corpus(*(_phrases(path / name) for name in ("train.tsv", "dev.tsv")))
     if path.is_dir():
         return Corpus(_read(path / "trainset.csv"), _read(path / "devset.csv"))
     texts = _read(path)
@@ -88,6 +92,11 @@ def _builtin_labelled(attribute: str, limit: int | None) -> Labelled:
         raise SamplingError(f"the built-in texts have no label {attribute!r}; {did_you_mean(attribute, LABELS)}")
     some = list(descriptions(limit or BUILTIN_LABELLED, seed=2))
     return Labelled([one.text for one in some], [one.labels.get(attribute, UNSAID) for one in some])
+
+
+def _phrases(path: Path) -> list[str]:
+    """The phrases of an SST-2 file that are long enough to learn how sentences go."""
+    return [text for text in labelled_texts(str(path), "sentence", "label").texts if len(text.split()) >= SST2_WORDS]
 
 
 def _texts(count: int, seed: int) -> list[str]:

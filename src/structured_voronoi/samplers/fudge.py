@@ -7,6 +7,7 @@ Normalised anew at every position, the product is not that of any fixed target u
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -30,6 +31,17 @@ class State(NamedTuple):
     tokens: Int[Tensor, "chain n"]
 
 
+class Candidates(NamedTuple):
+    """The next tokens that are considered."""
+
+    log_weight: Float[Tensor, "chain candidate"]
+    token: Int[Tensor, "chain candidate"]
+    asked: Int[Tensor, " chain"]
+    """How often the predictor was asked …"""
+    unknown: Int[Tensor, " chain"]
+    """… and how often it had no finite answer."""
+
+
 @dataclass(frozen=True)
 class Fudge:
     """Settings of FUDGE."""
@@ -39,6 +51,8 @@ class Fudge:
     """γ: the power of the predictor's probability."""
     candidates: int = 200
     """Most probable tokens of the model that are considered at each position."""
+    least: float = 0.0
+    """Candidates less probable than this are left out: they hardly weigh, and the predictor is slow."""
 
     independent: ClassVar[bool] = True
     """Draws need no warm-up."""
@@ -72,33 +86,30 @@ class Fudge:
                 return model.conditionals(block, n)[:, 0]
 
             log_prob: Tensor = in_blocks(next_token, tokens)
-            log_weight, token, unknown = self.weighted(log_prob, tokens[:, :n])
+            log_weight, token, questions, unknown = self.weighted(log_prob, tokens[:, :n])
             choice = inverse_cdf(log_weight, levels[:, n])
             tokens[:, n] = token.gather(-1, choice[:, None]).squeeze(-1)
-            asked, lost = asked + token.shape[1], lost + unknown
+            asked, lost = asked + questions, lost + unknown
         energy = evaluate(target, tokens, "none").energy
         info = quiet_info(energy)._replace(
             evaluations=torch.ones_like(asked), events=asked, swaps=(tokens != state.tokens).sum(-1), nonfinite=lost
         )
         return State(tokens), info
 
-    def weighted(
-        self, log_prob: Float[Tensor, "chain token"], before: Int[Tensor, "chain n"]
-    ) -> tuple[Float[Tensor, "chain candidate"], Int[Tensor, "chain candidate"], Int[Tensor, " chain"]]:
-        """The candidates' log-weights, the candidates, and for how many of them the predictor had no finite answer.
-
-        Those are impossible; where all are, the model alone decides.
-        """
+    def weighted(self, log_prob: Float[Tensor, "chain token"], before: Int[Tensor, "chain n"]) -> Candidates:
+        """Candidates without a finite answer are impossible; where all are, the model alone decides."""
         top = log_prob.double().topk(min(self.candidates, log_prob.shape[-1]), dim=-1)
         prefixes = torch.cat([before[:, None].expand(-1, top.indices.shape[1], -1), top.indices[..., None]], dim=-1)
-        rows = prefixes.flatten(0, 1)
+        likely = top.values >= math.log(self.least) if self.least else torch.ones_like(top.values, dtype=torch.bool)
+        likely[:, 0] = True
+        rows = prefixes[likely]
         parts = [in_blocks(self._answer, rows[i : i + ROWS]) for i in range(0, len(rows), ROWS)]
-        answers = torch.cat(parts).view_as(top.indices)
+        answers = torch.full_like(top.values, -torch.inf).masked_scatter(likely, torch.cat(parts))
         finite = answers.isfinite()
         log_weight = torch.where(finite, top.values + self.weight * torch.where(finite, answers, 0), -torch.inf)
         possible = log_weight.isfinite().any(-1, keepdim=True)
-        unknown = (~finite & top.values.isfinite()).sum(-1)
-        return torch.where(possible, log_weight, top.values), top.indices, unknown
+        unknown = (~finite & likely & top.values.isfinite()).sum(-1)
+        return Candidates(torch.where(possible, log_weight, top.values), top.indices, likely.sum(-1), unknown)
 
     def _answer(self, prefixes: Int[Tensor, "row n"]) -> Float[Tensor, " row"]:
         answer = self.predictor(prefixes)
