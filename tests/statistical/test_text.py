@@ -7,9 +7,11 @@ import torch
 
 import structured_voronoi as sv
 from structured_voronoi.base import Sampler
+from structured_voronoi.experiments import truth
 from structured_voronoi.experiments.checks import stationarity
 from structured_voronoi.experiments.twins import OutwardOnly
 from structured_voronoi.experiments.verify import LEVEL
+from structured_voronoi.samplers import refresh
 from structured_voronoi.targets.tabular import AutoregressiveTable
 
 CHAINS, STEPS, SEED = 20_000, 12, 4
@@ -49,6 +51,27 @@ def test_samplers_keep_the_distribution_of_texts(target: AutoregressiveTable, sa
 
 def test_outward_only_gates_are_seen_on_texts(target: AutoregressiveTable) -> None:
     assert stationarity(target, OutwardOnly(0.7, dimensions=DIMENSIONS), CHAINS, STEPS, SEED).fit.p_value < LEVEL
+
+
+@pytest.mark.parametrize("control", ["classifier", "black box"])
+@pytest.mark.parametrize("name", ["svs", "refresh", "svs+refresh", "rejection"])
+def test_samplers_keep_the_distribution_of_controlled_texts(control: str, name: str) -> None:
+    steps = 1 if name == "rejection" else 6
+    found = stationarity(truth.tabulated(control), truth.UNDER_CONTROL[name], 5000, steps, SEED)
+    assert found.moved >= 0.3
+    assert found.fit.p_value >= LEVEL
+
+
+def test_refresh_blind_to_a_control_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = refresh.redraw
+
+    def blind(target, tokens, start, stop, levels):  # type: ignore[no-untyped-def]
+        return right(target, tokens, start, stop, levels)._replace(right=0 * levels[:, 0])
+
+    target, twin = truth.tabulated("black box"), OutwardOnly(0.5, dimensions=DIMENSIONS)
+    monkeypatch.setattr(refresh, "redraw", blind)
+    assert stationarity(target, truth.BLOCKS, 5000, 6, SEED).fit.p_value < LEVEL
+    assert stationarity(target, twin, 5000, 6, SEED).fit.p_value < LEVEL
 
 
 def test_svs_from_ancestral_texts_does_not_drift() -> None:

@@ -6,21 +6,39 @@ import doctest
 import importlib
 import pkgutil
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import structured_voronoi
+from structured_voronoi.models.restaurants import descriptions
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_python_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
-    examples = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert len(examples) >= 3
-    exec(compile("\n".join(examples), "README.md", "exec"), {})
-    assert capsys.readouterr().out
+@pytest.mark.parametrize(
+    "page", ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("how-to*.md"))]
+)
+def test_python_examples_run(page: str) -> None:
+    examples = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert examples
+    exec(compile("\n".join(examples), page, "exec"), {})
+
+
+def test_the_commands_of_the_model_page_run(tmp_path: Path) -> None:
+    texts = [one.text for one in descriptions(60, seed=0)]
+    (tmp_path / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
+    page = (ROOT / "docs" / "how-to-model.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^\$ (svs .*)$", page, flags=re.MULTILINE)
+    assert len(commands) == 5
+    for command in commands:
+        words = [str(Path(sys.executable).with_name("svs")), *shlex.split(command)[1:]]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
 
 
 def test_commands_exist() -> None:

@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import structured_voronoi as sv
 from structured_voronoi.models.corpora import Corpus, load_corpus
 from structured_voronoi.models.loading import BUNDLED
 from structured_voronoi.models.restaurants import LABELS, PATTERNS, descriptions
 from structured_voronoi.models.training import UNFINISHED, Recipe, train_language_model
+from structured_voronoi.run.texts import closing_line, draw_texts
 
 SVS = str(Path(sys.executable).with_name("svs"))
 SMALL = Recipe(vocabulary=300, width=16, layers=1, heads=2, context=64, batch=8, epochs=1.0)
@@ -143,3 +145,21 @@ def test_training_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.Monke
         sv.LanguageModel.load(str(tmp_path / "part"), length=4), sv.Ancestral(), chains=2, draws=1, progress=False
     )
     assert tokens["posterior"]["tokens"].shape == (2, 1, 4)
+
+
+class SometimesNaN(sv.LanguageModel):
+    """A model whose scores are no numbers where the last token is odd."""
+
+    def log_prob(self, tokens: torch.Tensor) -> torch.Tensor:
+        return super().log_prob(tokens).where(tokens[:, -1] % 2 == 0, torch.nan)
+
+    def log_prob_and_guide(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        _, guide = super().log_prob_and_guide(tokens)
+        return self.log_prob(tokens), guide
+
+
+def test_a_model_that_yields_nan_stops_nothing_and_is_reported() -> None:
+    model = SometimesNaN.load("bundled", length=6)
+    batches = list(draw_texts(model, sv.SVS(0.6, dimensions=16), count=4, steps=6, seed=0))
+    assert all(text.tokens[-1] % 2 == 0 for batch in batches for text in batch.texts)
+    assert "proposals were impossible" in closing_line(batches, 6)

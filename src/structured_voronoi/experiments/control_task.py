@@ -6,6 +6,7 @@ The guides learn from one half of the texts, the judge from the other; he reads 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,6 @@ PROBE = ClassifierRecipe(kind="probe", epochs=1.5)
 PREFIX = PrefixRecipe(epochs=1.0)
 PROBE_TEXTS, PREFIX_TEXTS = 8_000, 12_000
 """BiLSTMs are slow on a processor: they learn from so many texts."""
-REPORTS = "reports.json"
 
 
 class Split(NamedTuple):
@@ -45,19 +45,34 @@ def prepared(
     """The task, and how well its classifiers do on the test split, whole texts and cut ones."""
     folder = cache_folder() / f"{name}-{Path(model).name}-{seed}"
     task = Task(model, str(folder / name), str(folder / "prefix"), str(folder / "judge"), str(folder / "cells"))
-    if not (folder / REPORTS).exists():
-        loaded = load_model(model)
-        guiding = splits["train"].part(slice(0, None, 2), without=none)
-        test = splits["test"].part(slice(None), without=none)
-        labels = sorted(set(guiding.labels))
-        reports = {
-            "guide": _guide(guiding, test, loaded, Path(task.guide), LIGHT, progress),
-            "probe": _guide(_some(guiding, PROBE_TEXTS), test, loaded, folder / "probe", PROBE, progress),
-            "prefix": _prefix(_some(guiding, PREFIX_TEXTS), test, loaded, Path(task.prefix), progress),
-            "judge": _judge(splits["train"].part(slice(1, None, 2)), splits["test"], loaded, Path(task.judge), labels),
-        }
-        (folder / REPORTS).write_text(json.dumps(reports, indent=1) + "\n", encoding="utf-8")
-    return task, json.loads((folder / REPORTS).read_text(encoding="utf-8"))
+    loaded = load_model(model)
+    guiding = splits["train"].part(slice(0, None, 2), without=none)
+    test = splits["test"].part(slice(None), without=none)
+    judging, labels = splits["train"].part(slice(1, None, 2)), sorted(set(guiding.labels))
+    reports = {
+        "guide": _once(folder / "guide.json", lambda: _guide(guiding, test, loaded, Path(task.guide), LIGHT, progress)),
+        "probe": _once(
+            folder / "probe.json",
+            lambda: _guide(_some(guiding, PROBE_TEXTS), test, loaded, folder / "probe", PROBE, progress),
+        ),
+        "prefix": _once(
+            folder / "prefix.json",
+            lambda: _prefix(_some(guiding, PREFIX_TEXTS), test, loaded, Path(task.prefix), progress),
+        ),
+        "judge": _once(
+            folder / "judge.json", lambda: _judge(judging, splits["test"], loaded, Path(task.judge), labels)
+        ),
+    }
+    return task, reports
+
+
+def _once(path: Path, train: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The report of a training that is done, or done now: a run that was stopped does not begin again."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(train(), indent=1) + "\n", encoding="utf-8")
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
 
 
 def _some(split: Split, count: int) -> Split:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from structured_voronoi.targets.tabular import AutoregressiveTable
 
 PROMPT, LENGTH = "The Old Mill is a", 4
 WORDS = (" cheap", " expensive", " pub", " restaurant", " diner", " place", " and", " a")
-STEPS = 12
+STEPS, NONE = 12, "none"
 DIMENSIONS = len(WORDS) - 1
 """Eight points span seven dimensions: nothing is lost."""
 
@@ -70,9 +70,10 @@ def listed() -> Listed:
     return Listed(model, torch.tensor(tokens)[places], torch.tensor(tokens))
 
 
-def tabulated(control: Control | None = None) -> AutoregressiveTable:
-    """Scored once by the model, with the target's own guidance; float64 from here on."""
-    model, texts, tokens = listed()
+@cache
+def tabulated(name: str = NONE) -> AutoregressiveTable:
+    """Scored once by the model and a control, with the target's own guidance; float64 from here on."""
+    (model, texts, tokens), control = listed(), controls().get(name)
     target = model if control is None else Controlled(model, {control: 1.0})
     log_prob, (total, guide) = model.log_prob(texts).double(), target.log_prob_and_guide(texts)
     shape = (len(WORDS),) * LENGTH
@@ -86,7 +87,7 @@ def tabulated(control: Control | None = None) -> AutoregressiveTable:
 
 def run(out: Path, runs: int = 20_000, seed: int = 4, progress: bool = True) -> list[Path]:
     """``runs`` chains of each sampler, started at the truth."""
-    tasks = [("none", name) for name in SAMPLERS]
+    tasks = [(NONE, name) for name in SAMPLERS]
     tasks += [(control, name) for control in controls() for name in UNDER_CONTROL]
     rows = side_by_side(partial(_check, runs=runs, seed=seed), tasks, "truth", progress)
     results = {"runs": runs, "seed": seed, "steps": STEPS, "prompt": PROMPT, "words": WORDS, "rows": rows}
@@ -96,7 +97,7 @@ def run(out: Path, runs: int = 20_000, seed: int = 4, progress: bool = True) -> 
 def _check(task: tuple[str, str], runs: int, seed: int) -> dict[str, Any]:
     control, name = task
     sampler = (SAMPLERS | UNDER_CONTROL)[name]
-    found = stationarity(tabulated(controls().get(control)), sampler, runs, 1 if name == "rejection" else STEPS, seed)
+    found = stationarity(tabulated(control), sampler, runs, 1 if name == "rejection" else STEPS, seed)
     fit = found.fit
     return {"control": control, "sampler": name, "moved": found.moved, "p": fit.p_value, "tv": fit.tv, "z": fit.z}
 

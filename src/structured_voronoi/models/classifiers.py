@@ -1,7 +1,7 @@
 """Classifiers that read a language model's own tokens: two networks, their training, their files.
 
 `light` reads the model's token embeddings, so that its gradient needs no language model at all. `probe` is the paper's:
-a BiLSTM on the model's hidden states. The language model is frozen and never stored with them.
+a BiLSTM on the model's representations. The language model is frozen and never stored with them.
 
 The bundled ones were made by `svs train classifier --data builtin --label NAME --out FOLDER`, for every NAME of
 restaurants.LABELS.
@@ -57,24 +57,26 @@ class Light(nn.Module):
 
 
 class Probe(nn.Module):
-    """Three layers of BiLSTM; the label is read off the last states of both directions."""
+    """Three layers of BiLSTM; the label is read off the strongest answer of each unit, wherever in the text it is."""
 
     scale: Tensor
 
     def __init__(self, width: int, hidden: int, classes: int, scale: float = 1.0) -> None:
         super().__init__()
         self.register_buffer("scale", torch.tensor(scale))
-        self.lstm = nn.LSTM(width, hidden, num_layers=3, bidirectional=True, batch_first=True, dropout=0.5)
+        self.lstm = nn.LSTM(2 * width, hidden, num_layers=3, bidirectional=True, batch_first=True, dropout=0.5)
         self.dropout = nn.Dropout(0.5)
         self.out = nn.Linear(2 * hidden, classes)
 
     def forward(self, states: Float[Tensor, "row n d"], lengths: Int[Tensor, " row"]) -> Float[Tensor, "row label"]:
+        embeds, hidden = states.chunk(2, dim=-1)
         packed = nn.utils.rnn.pack_padded_sequence(
-            states * self.scale, lengths.cpu(), batch_first=True, enforce_sorted=False
+            torch.cat([embeds * self.scale, hidden], dim=-1), lengths.cpu(), batch_first=True, enforce_sorted=False
         )
         with torch.backends.cudnn.flags(enabled=False):  # cuDNN has no backward pass outside training
-            _, (last, _) = self.lstm(packed)
-        logits: Tensor = self.out(self.dropout(torch.cat([last[-2], last[-1]], dim=-1)))
+            found = self.lstm(packed)[0]
+        answers, _ = nn.utils.rnn.pad_packed_sequence(found, batch_first=True, padding_value=-1.0)
+        logits: Tensor = self.out(self.dropout(answers.amax(1)))  # answers lie between -1 and 1
         return logits
 
 
@@ -92,13 +94,17 @@ def first_token(tokenizer: Any) -> int:
 def states_of(
     kind: str, model: Any, first: int, tokens: Int[Tensor, "row n"], embeds: Float[Tensor, "row n d"] | None = None
 ) -> Float[Tensor, "row place d"]:
-    """What the network reads: the tokens' embeddings, or the hidden states of the beginning and the tokens."""
+    """What the network reads: the tokens' embeddings; for a probe also their hidden states, from the beginning on.
+
+    The last hidden state of a token says more about the next token than about itself, so both are needed.
+    """
     table = model.get_input_embeddings()
     inputs: Tensor = table(tokens) if embeds is None else embeds
     if kind == "light":
         return inputs
     beginning = table(torch.full_like(tokens[:, :1], first))
-    return hidden_states(model, embeds=torch.cat([beginning, inputs], dim=1))
+    whole = torch.cat([beginning, inputs], dim=1)
+    return torch.cat([whole, hidden_states(model, embeds=whole)], dim=-1)
 
 
 def identity_of(loaded: Loaded) -> dict[str, Any]:
@@ -164,7 +170,7 @@ def train_classifier(
     table = loaded.model.get_input_embeddings().weight
     first = first_token(loaded.tokenizer) if recipe.kind == "probe" else 0
     torch.manual_seed(recipe.seed)
-    scale = 1.0 if recipe.kind == "probe" else 1 / float(table.float().std())
+    scale = 1 / float(table.float().std())
     network = NETWORKS[recipe.kind](table.shape[1], recipe.hidden, len(names), scale).to(table.device).train()
     optimiser = torch.optim.AdamW(network.parameters(), lr=recipe.learning_rate, weight_decay=0.01)
     weights = _weights(known[learn], len(names)).to(table.device)

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from structured_voronoi.base import SamplingError, did_you_mean
 from structured_voronoi.metrics.classification import classification_report
@@ -45,7 +45,7 @@ class PrefixRecipe:
 
 
 class PrefixClassifier(nn.Module):
-    """p(label | prefix), read off the last states of the LSTM in both directions."""
+    """p(label | prefix), read off the strongest answer of each unit of the LSTM, wherever in the prefix it is."""
 
     def __init__(self, vocabulary: int, labels: list[str], recipe: PrefixRecipe) -> None:
         super().__init__()
@@ -69,9 +69,10 @@ class PrefixClassifier(nn.Module):
         embedded = self.embedding(tokens)
         if lengths is not None:
             embedded = pack_padded_sequence(embedded, lengths.cpu(), batch_first=True, enforce_sorted=False)
-        states = self.lstm(embedded)[1][0]
-        last = torch.cat(states[-2:].unbind(0), dim=-1) if self.recipe.bidirectional else states[-1]
-        logits: Tensor = self.out(self.dropout(last))
+        answers = self.lstm(embedded)[0]
+        if lengths is not None:  # answers lie between -1 and 1
+            answers, _ = pad_packed_sequence(answers, batch_first=True, padding_value=-1.0)
+        logits: Tensor = self.out(self.dropout(answers.amax(1)))
         return logits
 
     @torch.no_grad()
