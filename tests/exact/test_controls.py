@@ -206,7 +206,7 @@ def test_padding_does_not_show(kind: str) -> None:
     """In training short texts stand beside long ones."""
     torch.manual_seed(0)
     network = NETWORKS[kind](4, 6, 3).double().eval()
-    states = torch.randn(2, 9, 4, dtype=torch.float64)
+    states = torch.randn(2, 9, 8 if kind == "probe" else 4, dtype=torch.float64)  # embeddings, and hidden states
     padded = network(states, torch.tensor([9, 5]))
     assert torch.allclose(padded[1:], network(states[1:, :5], torch.tensor([5])), atol=1e-12)
 
@@ -336,3 +336,13 @@ def test_a_sequence_classifier_on_the_decoded_text(tmp_path: Path) -> None:
         TextClassifier.load(tmp_path / "moods", "sad")
     with pytest.raises(sv.SamplingError, match="cannot be loaded"):
         TextClassifier.load(tmp_path, "sad")
+
+
+def test_chains_start_from_texts_that_satisfy_hard_constraints() -> None:
+    """Each is met by few ancestral texts; a chain's start does not depend on the chains beside it."""
+    model = sv.LanguageModel.load("bundled", length=16)
+    hard = {Predicate.keyword("river"): 1.0, Predicate.regex("cheap|low|affordable"): 1.0}
+    target = sv.Controlled(model, hard)
+    four, two = (sv.Refresh().init(target, sv.Rng(0, chains), None).tokens for chains in (4, 2))
+    assert target.log_prob(four).isfinite().all()
+    assert torch.equal(four[:2], two)

@@ -160,6 +160,6 @@ class SometimesNaN(sv.LanguageModel):
 
 def test_a_model_that_yields_nan_stops_nothing_and_is_reported() -> None:
     model = SometimesNaN.load("bundled", length=6)
-    batches = list(draw_texts(model, sv.SVS(0.6, dimensions=16), count=4, steps=6, seed=0))
+    batches = list(draw_texts(model, sv.SVS(0.6, dimensions=16, guidance="none"), count=8, steps=20, seed=0))
     assert all(text.tokens[-1] % 2 == 0 for batch in batches for text in batch.texts)
     assert "proposals were impossible" in closing_line(batches, 6)
