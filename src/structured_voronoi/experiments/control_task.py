@@ -23,7 +23,7 @@ from structured_voronoi.models.prefix_classifier import PrefixRecipe, train_pref
 from structured_voronoi.run.progress import progress_bar
 
 LIGHT = ClassifierRecipe(kind="light", epochs=3.0)
-PROBE = ClassifierRecipe(kind="probe", epochs=1.5)
+PROBE = ClassifierRecipe(kind="probe", epochs=5.0)
 PREFIX = PrefixRecipe(epochs=1.0)
 PROBE_TEXTS, PREFIX_TEXTS = 8_000, 12_000
 """BiLSTMs are slow on a processor: they learn from so many texts."""

@@ -21,7 +21,7 @@ TEXT_SCALE, TEXT_DIMENSIONS = 0.3, 32
 
 def text_sampler(name: str, scale: float | Literal["auto"] = TEXT_SCALE) -> Sampler:
     """A sampler for text; the paper's methods have the paper's settings for language models."""
-    svs = SVS(scale, dimensions=TEXT_DIMENSIONS)
+    svs = SVS(scale, dimensions=TEXT_DIMENSIONS, remember=64)
     samplers: dict[str, Sampler] = {
         "svs+refresh": Cycle(svs, Refresh()),
         "svs": svs,
