@@ -114,8 +114,10 @@ class Info(NamedTuple):
     """Closed cells: log of the estimated mass of the cell the step ended in."""
     unreliable: Bool[Tensor, " chain"] | None = None
     """Closed cells: that mass comes from fewer than 50 counts at some position."""
+    redraws: Int[Tensor, " chain"] | None = None
+    """Refresh: blocks redrawn …"""
     refreshed: Int[Tensor, " chain"] | None = None
-    """Refresh: redrawn blocks that were accepted."""
+    """… and how many of them were accepted."""
 
 
 def quiet_info(energy: Float[Tensor, " chain"]) -> Info:

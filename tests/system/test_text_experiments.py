@@ -49,6 +49,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         (efficiency, "GRID", {"svs": [SVS(0.3, dimensions=8)], "refresh": [Refresh()]}), (truth, "STEPS", 1),
         (truth, "SAMPLERS", {"refresh": truth.BLOCKS}), (truth, "UNDER_CONTROL", {"refresh": truth.BLOCKS}),
         (combined, "STEPS", 2), (combined, "BASE_TEXTS", 20), (control_tables, "GRID_SECONDS", 0.0),
+        (control_tables, "WEIGHTS", (0.1,)), (control_truth, "WEIGHT", 0.1),
         (control_tables, "SECONDS", 0.0), (control_tables, "TEXTS", 2), (control_tables, "GRID_TEXTS", 2),
         (control_truth, "STEPS", 1), (topic, "FOODS", ("Italian", "French")), (topic, "GRID_TARGETS", ("Italian",)),
         (cache, "EXPERIMENT", TINY), (text_models, "EXPERIMENT", TINY),

@@ -21,15 +21,11 @@ from structured_voronoi.controls.classifier import Classifier
 from structured_voronoi.experiments.text_models import LENGTH
 from structured_voronoi.models.judge import Judge
 from structured_voronoi.models.prefix_classifier import PrefixClassifier, PrefixPredictor
-from structured_voronoi.samplers.ancestral import Ancestral
-from structured_voronoi.samplers.choices import TEXT_DIMENSIONS, TEXT_SCALE
-from structured_voronoi.samplers.cycle import Cycle
+from structured_voronoi.samplers.choices import text_sampler
 from structured_voronoi.samplers.fudge import Fudge
 from structured_voronoi.samplers.langevin import Langevin
 from structured_voronoi.samplers.mucola import MuCoLa
 from structured_voronoi.samplers.pncg import PNCG
-from structured_voronoi.samplers.refresh import Refresh
-from structured_voronoi.samplers.rejection import Rejection
 from structured_voronoi.samplers.svs import SVS
 from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.language_model import LanguageModel
@@ -111,7 +107,6 @@ def draw_cell(cell: Cell, task: Task) -> dict[str, Any]:
 
 
 def _sampler(cell: Cell, task: Task) -> Sampler:
-    svs = SVS(TEXT_SCALE, dimensions=TEXT_DIMENSIONS)
     if cell.method == "fudge":
         return Fudge(
             PrefixPredictor(PrefixClassifier.load(Path(task.prefix)), cell.target).__call__,
@@ -119,16 +114,12 @@ def _sampler(cell: Cell, task: Task) -> Sampler:
             least=FUDGE_LEAST,
         )
     samplers: dict[str, Sampler] = {
-        "ancestral": Ancestral(),
-        "rejection": Rejection(),
-        "svs": svs,
-        "svs+refresh": Cycle(svs, Refresh()),
         "pncg": PNCG(cell.step_size, guidance="forward"),
         "mucola": MuCoLa(cell.step_size),
         "langevin": Langevin(cell.step_size),
         "svs-paper": SVS.paper(cell.step_size, 0.3, metropolis=False),
     }
-    return samplers[cell.method]
+    return samplers.get(cell.method) or text_sampler(cell.method)
 
 
 def _run(target: Target, sampler: Sampler, cell: Cell) -> tuple[Tensor, Info, int]:

@@ -23,6 +23,8 @@ PUBLISHED = tomllib.loads((Path(__file__).parent / "published.toml").read_text(e
 GRID_SECONDS, SECONDS = 6.0, 25.0
 """Time of one core that a chain-based method has for a batch: in the grid search, and in the table."""
 GRID_TEXTS, TEXTS = 8, 20
+WEIGHTS = (1.5, 2.5, 4.0)
+"""γ of rejection and of SVS with open walls, in the grid search."""
 COLOURS = {
     "ancestral": "#555555", "fudge": "#b07aa1", "mucola": "#4a6fa5", "langevin": "#c8553d", "svs-paper": "#8fbf6a",
     "svs": "#76b7b2", "svs+refresh": "#0b6e4f", "pncg": "#e0a030", "rejection": "#000000",
@@ -36,7 +38,7 @@ def settings(method: str) -> list[Cell]:
     if method == "ancestral":
         return [cell]
     if method in ("rejection", "svs", "svs+refresh"):
-        return [replace(cell, weight=weight) for weight in (1.5, 2.5, 4.0)]
+        return [replace(cell, weight=weight) for weight in WEIGHTS]
     if method == "fudge":
         return [replace(cell, weight=weight) for weight in (1.0, 3.0)]
     if method == "pncg":

@@ -13,7 +13,7 @@ from structured_voronoi.experiments.report import table
 from structured_voronoi.experiments.text_models import LENGTH
 from structured_voronoi.metrics.text import bootstrap_ratio, distinct, perplexity
 
-WEIGHT, STEPS, SET = 1.5, 200, 20
+WEIGHT, STEPS, SET = 1.5, 80, 20
 """γ; steps of each chain; texts of one set for Dist-n."""
 BOTH = ("svs+refresh", "rejection")
 

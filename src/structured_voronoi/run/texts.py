@@ -99,10 +99,12 @@ def closing_line(batches: list[Batch], length: int) -> str:
 
         effective = float(arviz_stats.ess(energies)) / len(energies)
         parts.insert(1, f"energy: {effective:.1f} effective samples in {energies.shape[1]} steps")
-    refreshed = [batch.info.refreshed for batch in batches if batch.info.refreshed is not None]
-    if refreshed:
-        accepted = float(torch.cat(refreshed).double().mean()) / energies.shape[1]
-        parts.insert(-1, f"{accepted:.0%} of redraws accepted")
+    redraws, refreshed = (
+        sum(int(count.sum()) for batch in batches if (count := getattr(batch.info, name)) is not None)
+        for name in ("redraws", "refreshed")
+    )
+    if redraws:
+        parts.insert(-1, f"{refreshed / redraws:.0%} of redraws accepted")
     if lost:
         parts.append(f"{lost} proposals were impossible (no finite energy) and refused")
     return "; ".join(parts) + "."

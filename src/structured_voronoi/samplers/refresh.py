@@ -84,6 +84,7 @@ class Refresh:
             events=(tokens != state.tokens).any(-1).long(),
             swaps=(new.tokens != state.tokens).sum(-1),
             nonfinite=one - finite.long(),
+            redraws=one,
             refreshed=accepted.long(),
         )
         return new, info
