@@ -22,11 +22,10 @@ TEXT_SCALE, TEXT_DIMENSIONS = 0.3, 32
 def text_sampler(name: str, scale: float | Literal["auto"] = TEXT_SCALE) -> Sampler:
     """A sampler for text; the paper's methods have the paper's settings for language models."""
     svs = SVS(scale, dimensions=TEXT_DIMENSIONS, remember=64)
-    refresh = Refresh()
     samplers: dict[str, Sampler] = {
-        "svs+refresh": Cycle(svs, refresh, refresh, refresh),  # redraws mix globally, and cost less than a trajectory
+        "svs+refresh": Cycle(svs, Refresh(moves=3)),  # redraws mix globally, and cost less than a trajectory
         "svs": svs,
-        "refresh": refresh,
+        "refresh": Refresh(),
         "ancestral": Ancestral(),
         "rejection": Rejection(),
         "svs-paper": SVS.paper(1.0, 0.4, metropolis=False),

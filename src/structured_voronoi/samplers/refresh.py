@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.base import Info, Rng, SamplingError, Start, Target, quiet_info
+from structured_voronoi.base import Info, Rng, SamplingError, Start, Target, added, quiet_info
 from structured_voronoi.samplers.autoregressive import autoregressive, redraw, token_log_probs
 from structured_voronoi.samplers.evaluation import begin, cells_of_target, whole
 
@@ -25,7 +25,8 @@ class State(NamedTuple):
     """log p of each token given those before it."""
     right: Float[Tensor, " chain"]
     """The rest of log p(m): suffix, end, controls."""
-    steps: int
+    moves: int
+    """How many there were: each has a place of its own."""
 
     @property
     def energy(self) -> Float[Tensor, " chain"]:
@@ -40,9 +41,11 @@ class Refresh:
     """Longest block; each length from 1 to this is equally likely."""
     suffix: bool = True
     """Every other move redraws everything from a random position to the end, which mixes globally."""
+    moves: int = 1
+    """Redraws of one step."""
 
     def __post_init__(self) -> None:
-        whole(block=self.block)
+        whole(block=self.block, moves=self.moves)
 
     def init(self, target: Target, rng: Rng, start: Start) -> State:
         model = autoregressive(target, "a refresh move")
@@ -62,10 +65,17 @@ class Refresh:
         if len(rows):
             log_probs[rows] = token_log_probs(autoregressive(target, "a refresh move"), tokens[rows]).double()
             right[rows] = -energy[rows] - log_probs[rows].sum(-1)
-        return State(tokens, log_probs, right, state.steps), changed
+        return State(tokens, log_probs, right, state.moves), changed
 
     def step(self, target: Target, rng: Rng, state: State) -> tuple[State, Info]:
-        i, j = self.place(rng, state.steps, target.length)
+        state, info = self._move(target, rng, state)
+        for _ in range(self.moves - 1):
+            state, more = self._move(target, rng, state)
+            info = added(info, more)
+        return state, info
+
+    def _move(self, target: Target, rng: Rng, state: State) -> tuple[State, Info]:
+        i, j = self.place(rng, state.moves, target.length)
         levels, accept_level = rng.uniform(j - i), rng.uniform()
         tokens, from_i, right = redraw(autoregressive(target, "a refresh move"), state.tokens, i, j, levels)
         log_probs = torch.cat([state.log_probs[:, :i], from_i.double()], dim=-1)
@@ -76,7 +86,7 @@ class Refresh:
             torch.where(accepted[:, None], tokens, state.tokens),
             torch.where(accepted[:, None], log_probs, state.log_probs),
             torch.where(accepted, right.double(), state.right),
-            state.steps + 1,
+            state.moves + 1,
         )
         one = torch.ones_like(tokens[:, 0])
         info = quiet_info(new.energy)._replace(
@@ -89,9 +99,9 @@ class Refresh:
         )
         return new, info
 
-    def place(self, rng: Rng, step: int, length: int) -> tuple[int, int]:
-        """The block of a step: the same for all chains, from a stream that they share."""
-        shared = Rng(rng.seed, [step], "refresh places")
+    def place(self, rng: Rng, move: int, length: int) -> tuple[int, int]:
+        """The block of a move: the same for all chains, from a stream that they share."""
+        shared = Rng(rng.seed, [move], "refresh places")
         kind, where, size = shared.uniform(3)[0].tolist()
         if self.suffix and kind < 0.5:
             return int(where * length), length
