@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TextIO
@@ -78,7 +79,7 @@ def sample(
     ] = 0.3,
     warmup: Annotated[
         int | None,
-        Parameter(help="Steps of each chain before its text: 4 where chains start at the truth, else 100."),
+        Parameter(help="Steps of each chain before its text: 3 where chains start at the truth, else 100."),
     ] = None,
     thin: Annotated[int, Parameter(help="Further steps to the text.")] = 1,
     start: Annotated[Literal["ancestral", "random"], Parameter(help="Where chains start.")] = "ancestral",
@@ -127,7 +128,7 @@ def sample(
     left_out = ", ".join(f"{count} {why}" for why, count in language_model.excluded.items() if count)
     print(f"svs: tokens left out: {left_out or 'none'}", file=sys.stderr)
     if warmup is None:
-        warmup = 4 if target.normalised and start == "ancestral" else 100
+        warmup = 3 if target.normalised and start == "ancestral" else 100
     if sampler == "auto":
         sampler, why = choose(target, seed, warmup + thin, scale)
         print(f"svs: {why}", file=sys.stderr)
@@ -340,6 +341,7 @@ def ls() -> int:
 
 def main() -> None:
     """Run the command: exit 0 for success, 1 for a failed check, 2 for a mistake in what was asked, 130 on Ctrl-C."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait in vain would slow a busy machine down
     words = [word for word in sys.argv[1:] if word != "--debug"]
     debug = len(words) < len(sys.argv) - 1
     try:

@@ -30,6 +30,7 @@ from structured_voronoi.models.training import Recipe
 from structured_voronoi.samplers.refresh import Refresh
 from structured_voronoi.samplers.svs import SVS
 
+METHODS = dict.fromkeys(("ancestral", "fudge", "mucola", "svs-paper", "svs+refresh", "pncg", "rejection"), "#000000")
 TINY = Recipe(vocabulary=300, width=16, layers=1, heads=2, context=64, batch=16)
 
 
@@ -49,7 +50,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         (efficiency, "GRID", {"svs": [SVS(0.3, dimensions=8)], "refresh": [Refresh()]}), (truth, "STEPS", 1),
         (truth, "SAMPLERS", {"refresh": truth.BLOCKS}), (truth, "UNDER_CONTROL", {"refresh": truth.BLOCKS}),
         (combined, "STEPS", 2), (combined, "BASE_TEXTS", 20), (control_tables, "GRID_SECONDS", 0.0),
-        (control_tables, "WEIGHTS", (0.1,)), (control_truth, "WEIGHT", 0.1),
+        (control_tables, "WEIGHTS", (0.1,)), (control_tables, "COLOURS", METHODS), (control_truth, "WEIGHT", 0.1),
         (control_tables, "SECONDS", 0.0), (control_tables, "TEXTS", 2), (control_tables, "GRID_TEXTS", 2),
         (control_truth, "STEPS", 1), (topic, "FOODS", ("Italian", "French")), (topic, "GRID_TARGETS", ("Italian",)),
         (cache, "EXPERIMENT", TINY), (text_models, "EXPERIMENT", TINY),

@@ -10,6 +10,7 @@ import json
 import os
 import time
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,7 +78,7 @@ def draw_cell(cell: Cell, task: Task) -> dict[str, Any]:
     if path.exists():
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return found
-    model = LanguageModel.load(task.model, length=LENGTH)
+    model = _language_model(task.model)
     target = Controlled(model, {Classifier.load(task.guide, cell.target): cell.weight})
     sampler = _sampler(cell, task)
     begun = time.process_time()
@@ -104,6 +105,11 @@ def draw_cell(cell: Cell, task: Task) -> dict[str, Any]:
     unfinished.write_text(json.dumps(found), encoding="utf-8")
     os.replace(unfinished, path)
     return found
+
+
+@cache
+def _language_model(folder: str) -> LanguageModel:
+    return LanguageModel.load(folder, length=LENGTH)
 
 
 def _sampler(cell: Cell, task: Task) -> Sampler:
