@@ -115,7 +115,7 @@ def test_toy_has_the_promised_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_verify_passes() -> None:
     done = svs("verify", "--chains", "2000", "--seed", "3")
-    assert "0 of 12 claims of exactness failed" in done.stdout
+    assert "0 of 16 claims of exactness failed" in done.stdout
 
 
 def test_verify_fails_for_a_false_claim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

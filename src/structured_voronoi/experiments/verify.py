@@ -7,14 +7,19 @@ from typing import NamedTuple
 
 from structured_voronoi.base import Enumerable, Sampler
 from structured_voronoi.experiments.checks import Stationarity, random_target, stationarity
+from structured_voronoi.samplers.ancestral import Ancestral
+from structured_voronoi.samplers.cycle import Cycle
 from structured_voronoi.samplers.gwg import GibbsWithGradients
 from structured_voronoi.samplers.hmc import HMC
 from structured_voronoi.samplers.langevin import Langevin
 from structured_voronoi.samplers.mucola import MuCoLa
 from structured_voronoi.samplers.pncg import PNCG
+from structured_voronoi.samplers.refresh import Refresh
+from structured_voronoi.samplers.rejection import Rejection
 from structured_voronoi.samplers.svs import SVS
 from structured_voronoi.targets.categorical import toy
 from structured_voronoi.targets.potts import PottsTarget
+from structured_voronoi.targets.tabular import AutoregressiveTable
 
 LEVEL = 1e-4
 """A sampler that claims to be exact fails below this p-value."""
@@ -45,7 +50,16 @@ def targets() -> dict[str, Enumerable]:
         "triples": random_target(3, 5, 3, 4, 0.2),
         "potts": PottsTarget(side=2, states=3, coupling=0.5),
         "toy": toy(0.5),
+        "sentences": sentences(controlled=False),
+        "controlled": sentences(controlled=True),
     }
+
+
+def sentences(controlled: bool) -> AutoregressiveTable:
+    """Three positions over five tokens, read from left to right; strong dependence, and scores as by controls."""
+    random, other = random_target(1, 5, 3, 3, 0.2), random_target(2, 5, 3, 3, 0.2)
+    table = 2 * random.table - (2 * random.table).logsumexp((0, 1, 2))
+    return AutoregressiveTable(random.embeddings, table, random.gradient, -other.table.abs() if controlled else None)
 
 
 def cases() -> list[Case]:
@@ -55,6 +69,10 @@ def cases() -> list[Case]:
     found += [Case("pncg", target, True, PNCG(4.0), 12) for target in everywhere]
     found += [Case("gwg", target, True, GibbsWithGradients(), 12) for target in everywhere]
     found += [
+        Case("ancestral", "sentences", True, Ancestral(), 1),
+        Case("refresh", "controlled", True, Refresh(block=2), 12),
+        Case("svs + refresh", "controlled", True, Cycle(SVS(0.8), Refresh(block=2, suffix=False)), 12),
+        Case("rejection", "controlled", True, Rejection(wave=4096), 1),
         Case("svs uniform", "toy", True, SVS(base="uniform", walls="closed"), 12),
         Case("hmc uniform", "toy", True, HMC(1.0, base="uniform"), 100),
         Case("mucola + metropolis", "toy", True, MuCoLa(1.0, None, metropolis=True), 12),

@@ -55,7 +55,8 @@ def sample(
 ) -> DataTree:
     """Draw from a target.
 
-    Each chain takes ``warmup`` steps, then ``draws`` times ``thin`` steps; all chains advance as one batch. Ctrl-C
+    Each chain takes ``warmup`` steps (none if draws are independent), then ``draws`` times ``thin`` steps; all chains
+    advance as one batch. Ctrl-C
     returns the draws so far. The result follows the ArviZ convention: ``["posterior"]["tokens"]`` has dimensions
     (chain, draw, position), ``["sample_stats"]`` holds the energy and the counts of each draw, and the attributes
     hold every setting, the versions, and the cost of the warm-up.
@@ -73,6 +74,8 @@ def sample(
     rng = Rng(seed, chains, device=target.embeddings.device)
     if hasattr(sampler, "tuned"):
         sampler = sampler.tuned(target, seed, start)
+    if getattr(sampler, "independent", False):
+        warmup = 0
 
     recorder, warmup_cost, interrupted = Recorder(draws), 0, True
     with contextlib.suppress(KeyboardInterrupt), progress_bar(warmup + draws, progress) as tick:
