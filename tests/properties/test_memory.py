@@ -3,6 +3,11 @@
 import subprocess
 import sys
 
+import torch
+
+from structured_voronoi.geometry.cells import cells_of
+from structured_voronoi.geometry.masses import estimated_masses
+
 PROGRAM = """
 import resource, sys
 import torch
@@ -39,3 +44,16 @@ def test_a_small_bound_is_kept() -> None:
 
 def test_without_the_bound_the_check_would_fail() -> None:
     assert growth(2**40) > 2 * ONE_TABLE
+
+
+def test_masses_are_the_same_without_room_for_their_table() -> None:
+    generator = torch.Generator().manual_seed(0)
+    embeddings, noise = (torch.randn(count, 4, generator=generator, dtype=torch.float64) for count in (60, 512))
+    here = torch.randint(60, (5, 3), generator=generator)
+    found = []
+    for memory in (2**30, 2**16):
+        cells = cells_of(embeddings, memory=memory)
+        masses = estimated_masses(cells, 0.3, noise)
+        assert (masses.shifts is None) == (memory == 2**16)
+        found.append(masses(here, cells.points(here)).value)
+    assert torch.equal(*found)
