@@ -218,7 +218,8 @@ def inverse_cdf(log_weights: Float[Tensor, "*shape token"], level: Float[Tensor,
     """The index at which the cumulative distribution ∝ exp(log_weights) passes ``level``."""
     cumulative = log_weights.double().softmax(-1).cumsum(-1)
     scaled = level[..., None] * cumulative[..., -1:]
-    return torch.searchsorted(cumulative, scaled).squeeze(-1)
+    found = torch.searchsorted(cumulative, scaled).squeeze(-1)
+    return found.clamp(max=log_weights.shape[-1] - 1)  # weights that are no numbers have no place
 
 
 _MASK = 0xFFFFFFFF
@@ -259,6 +260,17 @@ def in_blocks(function: Callable[[Tensor], Any], rows: Tensor) -> Any:
     if isinstance(result, Tensor):
         return result[:count]
     return tuple(part[:count] for part in result)
+
+
+def checked_device(device: torch.device | str) -> torch.device:
+    """The device, if this machine has it."""
+    try:
+        return torch.empty(0, device=device).device
+    except Exception as error:  # torch raises many kinds
+        said = " ".join(str(error).split())[:120]
+        raise SamplingError(
+            f"device {str(device)!r} cannot be used here ({said}); use cpu, or a device you have"
+        ) from error
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

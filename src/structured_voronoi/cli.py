@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 
@@ -113,7 +113,7 @@ def sample(
         from structured_voronoi.controls.parsing import parse_control
 
         controls = dict(parse_control(written, device) for written in control)
-    file = _open_for_writing(out)
+    _check_writable(out)
 
     from structured_voronoi.run.texts import closing_line, draw_texts
     from structured_voronoi.samplers.choices import text_sampler
@@ -134,23 +134,27 @@ def sample(
         print(f"svs: {why}", file=sys.stderr)
     chosen, batches = text_sampler(sampler, scale), []
     steps = 1 if getattr(chosen, "independent", False) else warmup + thin
-    for batch in draw_texts(target, chosen, n, steps, seed, start):
-        batches.append(batch)
-        for text in batch.texts:
-            print(text.text, flush=True)
-            if file is not None:
-                file.write(json.dumps(text.line(), ensure_ascii=False) + "\n")
-                file.flush()
+    with contextlib.nullcontext() if out is None else out.open("w", encoding="utf-8") as file:
+        for batch in draw_texts(target, chosen, n, steps, seed, start):
+            batches.append(batch)
+            for text in batch.texts:
+                print(text.text, flush=True)
+                if file is not None:
+                    file.write(json.dumps(text.line(), ensure_ascii=False) + "\n")
+                    file.flush()
     print(f"svs: {closing_line(batches, length)}", file=sys.stderr)
     return 0
 
 
-def _open_for_writing(path: Path | None) -> TextIO | None:
-    """The file, opened before the long work, not after it."""
+def _check_writable(path: Path | None) -> None:
+    """Can the file be written? Asked before the long work; what is in it stays until there is something to write."""
     if path is None:
-        return None
+        return
+    is_new = not path.exists()
     try:
-        return path.open("w", encoding="utf-8")
+        path.open("a").close()
+        if is_new:
+            path.unlink()
     except OSError as error:
         from structured_voronoi.base import SamplingError
 
@@ -273,9 +277,10 @@ def reproduce(
     if seed is not None and seed < 0:
         raise SamplingError(f"--seed {seed} is negative; use 0 or more")
     settings = {key: value for key, value in (("runs", runs), ("seed", seed)) if value is not None}
-    if data is None and name in NEED_DATA:
-        raise SamplingError(f"{name} needs texts with labels; give --data FOLDER (docs/results.md says which)")
-    chosen = [one for one in EXPERIMENTS if data is not None or one not in NEED_DATA] if name == "all" else [name]
+    found = [one for one, file in NEED_DATA.items() if data is not None and (Path(data) / file).exists()]
+    if name in NEED_DATA and name not in found:
+        raise SamplingError(f"{name} needs texts with labels; give --data FOLDER with {NEED_DATA[name]}")
+    chosen = [one for one in EXPERIMENTS if one not in NEED_DATA or one in found] if name == "all" else [name]
     if data is not None and not set(chosen) & set(WITH_DATA):
         raise SamplingError(f"--data does not go with {name}; it is for {', '.join(WITH_DATA)}")
     folder = writable_folder(out, chosen)
@@ -349,6 +354,9 @@ def main() -> None:
     except KeyboardInterrupt:
         print("svs: interrupted", file=sys.stderr)
         sys.exit(130)
+    except BrokenPipeError:  # the reader, `head` for example, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
     except CycloptsError as error:
         print(f"svs: {' '.join(str(error).split())} See `svs --help`.", file=sys.stderr)
         sys.exit(2)

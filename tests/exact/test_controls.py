@@ -346,3 +346,14 @@ def test_chains_start_from_texts_that_satisfy_hard_constraints() -> None:
     four, two = (sv.Refresh().init(target, sv.Rng(0, chains), None).tokens for chains in (4, 2))
     assert target.log_prob(four).isfinite().all()
     assert torch.equal(four[:2], two)
+
+
+def test_random_starts_are_led_to_hard_constraints_too() -> None:
+    model = sv.LanguageModel.load("bundled", length=12)
+    target = sv.Controlled(model, {Predicate.regex("a"): 1.0})
+    assert target.log_prob(sv.Refresh().init(target, sv.Rng(0, 2), "random").tokens).isfinite().all()
+
+
+def test_a_function_that_returns_an_array_is_named() -> None:
+    with pytest.raises(sv.SamplingError, match="the control many failed on the text"):
+        Predicate(lambda text: np.zeros(2), "many").log_prob(NO_TOKENS, TEXTS)

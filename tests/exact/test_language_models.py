@@ -169,3 +169,25 @@ def test_a_tokenizer_without_a_first_token_starts_from_the_end_or_from_the_promp
 def test_impossible_settings_are_refused(settings: dict[str, object], said: str) -> None:
     with pytest.raises(sv.SamplingError, match=said):
         language_model("gpt2", **settings)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_half_precision_is_summed_in_single(name: str) -> None:
+    """What stands on the right of a plain model's tokens is nothing: 0, not the rounding of bfloat16."""
+    target = sv.LanguageModel(family(name).bfloat16(), tokenizer(), length=20)
+    tokens = some_tokens(target)
+    right = target.log_prob(tokens) - target.token_log_probs(tokens).sum(-1)
+    assert right.abs().max() < 1e-4
+    assert target.redraw(tokens, 3, 7, torch.full((4, 4), 0.5)).log_probs.dtype == torch.float32
+
+
+def test_a_model_without_numbers_does_not_stop_a_redraw() -> None:
+    """The tokens it draws are refused, and counted."""
+    target = language_model("gpt2")
+    start = some_tokens(target, rows=3)
+    rng = sv.Rng(0, 3)
+    state = sv.Refresh().init(target, rng, start)
+    target.model.get_output_embeddings().weight[:] = torch.nan
+    state, info = sv.Refresh().step(target, rng, state)
+    assert torch.equal(state.tokens, start)
+    assert info.nonfinite.tolist() == [1, 1, 1]

@@ -163,3 +163,19 @@ def test_a_model_that_yields_nan_stops_nothing_and_is_reported() -> None:
     batches = list(draw_texts(model, sv.SVS(0.6, dimensions=16, guidance="none"), count=8, steps=20, seed=0))
     assert all(text.tokens[-1] % 2 == 0 for batch in batches for text in batch.texts)
     assert "proposals were impossible" in closing_line(batches, 6)
+
+
+def test_a_mistake_leaves_an_older_file_as_it_was(tmp_path: Path) -> None:
+    out = tmp_path / "texts.jsonl"
+    out.write_text("old\n")
+    svs("sample", "--device", "nowhere", "--out", str(out), code=2)
+    assert out.read_text() == "old\n"
+    svs("sample", "--model", "no/such-model", "--out", str(tmp_path / "new.jsonl"), code=2)
+    assert not (tmp_path / "new.jsonl").exists()
+
+
+def test_a_reader_may_stop_reading() -> None:
+    command = f"{SVS} sample -n 20 --length 6 --sampler ancestral | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=300)
+    assert len(done.stdout.splitlines()) == 1
+    assert "Traceback" not in done.stderr

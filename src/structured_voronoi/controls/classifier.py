@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from structured_voronoi.base import SamplingError, did_you_mean
+from structured_voronoi.base import SamplingError, checked_device, did_you_mean
 from structured_voronoi.models.classifiers import difference, first_token, identity_of, load_classifier, states_of
 from structured_voronoi.models.control_list import BUNDLED_CONTROLS, bundled_controls
 from structured_voronoi.models.loading import Loaded
@@ -46,7 +46,7 @@ class Classifier:
                 f"there is no classifier and no folder {str(name)!r}; {did_you_mean(str(name), bundled_controls())}"
             )
         network, config = load_classifier(folder)
-        return cls(network.to(device), config, folder.resolve().name, label)
+        return cls(network.to(checked_device(device)), config, folder.resolve().name, label)
 
     def bind(self, model: LanguageModel) -> Self:
         """A copy that reads this language model's embeddings; an error if it was trained with another one's."""

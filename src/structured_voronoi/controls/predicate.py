@@ -78,13 +78,13 @@ class Predicate:
     def _score(self, text: str) -> float:
         try:
             found = self.function(text)
+            if hasattr(found, "item"):
+                found = found.item()  # a number of numpy's or torch's
         except Exception as error:  # it is the user's function, and the user must hear which text it stumbled over
             raise SamplingError(
                 f"the control {self.name} failed on the text {text!r}: {type(error).__name__}: {error}; "
                 "make the function answer for every text"
             ) from error
-        if hasattr(found, "item"):
-            found = found.item()  # a number of numpy's or torch's
         if isinstance(found, bool):
             return 0.0 if found else -math.inf
         if not isinstance(found, numbers.Real):

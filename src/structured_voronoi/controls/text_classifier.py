@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.base import SamplingError, did_you_mean
+from structured_voronoi.base import SamplingError, checked_device, did_you_mean, in_blocks
 
 AT_A_TIME = 64
 
@@ -47,14 +47,22 @@ class TextClassifier:
                 f"the text classifier {str(name)!r} cannot be loaded ({type(error).__name__}: {said}); "
                 "check the folder, or the hub name and the connection"
             ) from error
-        return cls(model.to(device), tokenizer, label, Path(name).name)
+        return cls(model.to(checked_device(device)), tokenizer, label, Path(name).name)
 
     @torch.no_grad()
     def log_prob(self, tokens: Int[Tensor, "chain n"], texts: list[str]) -> Float[Tensor, " chain"]:
-        parts = [self._of(texts[i : i + AT_A_TIME]) for i in range(0, len(texts), AT_A_TIME)]
-        return torch.cat(parts).to(tokens.device)
+        """Texts of as many tokens go together, so that nothing is padded and no text's score depends on the others."""
+        rows: list[list[int]] = self.tokenizer(texts, truncation=True)["input_ids"]
+        found = torch.empty(len(texts), dtype=torch.float64)
+        for length in sorted({len(row) for row in rows}):
+            places = [place for place, row in enumerate(rows) if len(row) == length]
+            for i in range(0, len(places), AT_A_TIME):
+                some = places[i : i + AT_A_TIME]
+                found[some] = in_blocks(self._of, torch.tensor([rows[place] for place in some])).cpu()
+        return found.to(tokens.device)
 
-    def _of(self, texts: list[str]) -> Float[Tensor, " text"]:
-        inputs = self.tokenizer(texts, padding=True, truncation=True, return_tensors="pt").to(self.model.device)
-        logits: Tensor = self.model(**inputs).logits
-        return logits.double().log_softmax(-1)[:, self._place]
+    def _of(self, ids: Int[Tensor, "text place"]) -> Float[Tensor, " text"]:
+        ids = ids.to(self.model.device)
+        logits: Tensor = self.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.double()
+        several = self.model.config.problem_type == "multi_label_classification"
+        return (torch.nn.functional.logsigmoid(logits) if several else logits.log_softmax(-1))[:, self._place]

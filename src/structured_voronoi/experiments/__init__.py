@@ -17,5 +17,5 @@ EXPERIMENTS = {
 WITH_DATA = ("lm", "mixing", "efficiency", "topic", "sentiment", "combined")
 """Experiments that can also run on a language model trained on the user's data."""
 
-NEED_DATA = ("topic", "sentiment")
-"""Experiments that cannot do without."""
+NEED_DATA = {"topic": "trainset.csv", "sentiment": "train.tsv"}
+"""Experiments that cannot do without, and a file that their folder holds."""

@@ -68,7 +68,7 @@ class Cell:
 
     @property
     def file(self) -> str:
-        text = json.dumps(asdict(self), sort_keys=True)
+        text = json.dumps([asdict(self), FUDGE_LEAST, repr(text_sampler("svs+refresh"))], sort_keys=True)
         return f"{self.method}-{self.target}-{hashlib.sha256(text.encode()).hexdigest()[:10]}.json"
 
 
@@ -96,7 +96,8 @@ def draw_cell(cell: Cell, task: Task) -> dict[str, Any]:
         "guide": guide.exp().tolist(),
         "judged": Judge.load(Path(task.judge)).predict(texts),
         "evaluations": float(info.evaluations.double().mean()),
-        "control_evaluations": float((info.events if cell.method == "fudge" else info.evaluations).double().mean()),
+        "control_evaluations": float((info.events if cell.method == "fudge" else info.evaluations).double().mean())
+        * (cell.method != "ancestral"),
         "steps_taken": steps,
         "seconds_taken": seconds,
     }

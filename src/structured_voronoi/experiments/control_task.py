@@ -5,6 +5,7 @@ The guides learn from one half of the texts, the judge from the other; he reads 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -50,24 +51,29 @@ def prepared(
     test = splits["test"].part(slice(None), without=none)
     judging, labels = splits["train"].part(slice(1, None, 2)), sorted(set(guiding.labels))
     reports = {
-        "guide": _once(folder / "guide.json", lambda: _guide(guiding, test, loaded, Path(task.guide), LIGHT, progress)),
+        "guide": _once(
+            folder, "guide", LIGHT, lambda: _guide(guiding, test, loaded, Path(task.guide), LIGHT, progress)
+        ),
         "probe": _once(
-            folder / "probe.json",
+            folder,
+            "probe",
+            (PROBE, PROBE_TEXTS),
             lambda: _guide(_some(guiding, PROBE_TEXTS), test, loaded, folder / "probe", PROBE, progress),
         ),
         "prefix": _once(
-            folder / "prefix.json",
+            folder,
+            "prefix",
+            (PREFIX, PREFIX_TEXTS),
             lambda: _prefix(_some(guiding, PREFIX_TEXTS), test, loaded, Path(task.prefix), progress),
         ),
-        "judge": _once(
-            folder / "judge.json", lambda: _judge(judging, splits["test"], loaded, Path(task.judge), labels)
-        ),
+        "judge": _once(folder, "judge", 1, lambda: _judge(judging, splits["test"], loaded, Path(task.judge), labels)),
     }
     return task, reports
 
 
-def _once(path: Path, train: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _once(folder: Path, name: str, recipe: object, train: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """The report of a training that is done, or done now: a run that was stopped does not begin again."""
+    path = folder / f"{name}-{hashlib.sha256(repr(recipe).encode()).hexdigest()[:8]}.json"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(train(), indent=1) + "\n", encoding="utf-8")
@@ -77,7 +83,7 @@ def _once(path: Path, train: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 def _some(split: Split, count: int) -> Split:
     """Texts from all over the split, which is sorted by what the texts are about."""
-    return split.part(slice(0, None, max(1, len(split.texts) // count)))
+    return split.part(slice(0, None, -(-len(split.texts) // count)))
 
 
 def _guide(

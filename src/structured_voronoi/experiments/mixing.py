@@ -136,15 +136,17 @@ def _markdown(results: dict[str, Any], stem: str) -> str:
         f"{alone['drift']:+.3f} ± {alone['error']:.3f}, {abs(alone['drift']) / alone['error']:.1f} errors.",
         f"**From random tokens**, {RANDOM_CHAINS} chains, mean energy by cost:",
     ]
-    marks = (0, 50, 100, 200, 500, 1000, RANDOM_COST)
+    marks = (50, 100, 200, 500, 1000, RANDOM_COST)
     rows = [[part, *(_at(curve, mark) for mark in marks)] for part, curve in results["random"].items()]
     said.append(table(["moves", *(f"{mark:,}" for mark in marks)], rows))
     return "\n\n".join([*said, f"![{stem}]({stem}.png)"])
 
 
 def _at(curve: dict[str, Any], cost: float) -> str:
-    place = min(int(np.searchsorted(curve["cost"], cost)), len(curve["cost"]) - 1)
-    last = place == len(curve["cost"]) - 1
+    place = max(0, int(np.searchsorted(curve["cost"], cost)) - 1)  # the last step before so much is spent
+    last = cost == RANDOM_COST
+    if last:
+        place = len(curve["cost"]) - 1
     return f"{curve['energy'][place]:.1f}" + (f" ± {curve['last_error']:.1f}" if last else "")
 
 

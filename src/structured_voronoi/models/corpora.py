@@ -54,13 +54,13 @@ class Labelled(NamedTuple):
 def labelled_texts(data: str, text_column: str, label_column: str, limit: int | None = None) -> Labelled:
     """Two columns of a CSV or TSV file, at most ``limit`` rows of it, rows with an empty cell left out; or, with
     ``builtin``, the built-in texts labelled with one of their attributes, `none` where a text does not mention it."""
+    if limit is not None and limit < 1:
+        raise SamplingError(f"--limit {limit} leaves no texts; use 1 or more")
     if data == "builtin":
         return _builtin_labelled(label_column, limit)
     path = Path(data)
     if path.suffix not in (".csv", ".tsv"):
         raise SamplingError(f"--data {data} is neither a .csv nor a .tsv file; give one, or `builtin`")
-    if limit is not None and limit < 1:
-        raise SamplingError(f"--limit {limit} leaves no texts; use 1 or more")
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # texts may be longer than the 131 072 characters of the default
     found = Labelled([], [])
     try:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from structured_voronoi.base import SamplingError
+from structured_voronoi.base import SamplingError, checked_device
 
 BUNDLED = Path(__file__).parent / "bundled"
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -37,7 +37,7 @@ def load_model(name: str, device: str = "cpu", dtype: str = "float32") -> Loaded
         )
     except Exception as error:  # the libraries below raise many kinds; each means that this model cannot be had
         raise SamplingError(_reason(name, error)) from error
-    model.eval().requires_grad_(False).to(device)
+    model.eval().requires_grad_(False).to(checked_device(device))
     _refuse_unusual_head(name, model)
     return Loaded(model, tokenizer)
 
@@ -83,5 +83,6 @@ def hidden_states(model: Any, ids: Tensor | None = None, embeds: Tensor | None =
 
 
 def head(model: Any, hidden: Tensor) -> Tensor:
+    """The logits, in float32 at least: sums of half-precision log-probabilities would be off by whole percents."""
     logits: Tensor = model.get_output_embeddings()(hidden)
-    return logits
+    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits

@@ -12,7 +12,9 @@ from structured_voronoi.base import Info, Rng, Sampler, Start, added
 from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.language_model import LanguageModel
 
-CHAINS_AT_A_TIME = 16
+CHAINS_AT_A_TIME, DRAWS_AT_A_TIME = 16, 4
+"""Independent draws may each take long: they are shown a few at a time."""
+LEAST_STEPS = 20
 
 
 class Text(NamedTuple):
@@ -53,8 +55,9 @@ def draw_texts(
     """``count`` texts, each after ``steps`` steps of a chain of its own."""
     if hasattr(sampler, "tuned"):
         sampler = sampler.tuned(target, seed, start)
-    for begin in range(0, count, CHAINS_AT_A_TIME):
-        chains = range(begin, min(begin + CHAINS_AT_A_TIME, count))
+    together = DRAWS_AT_A_TIME if getattr(sampler, "independent", False) else CHAINS_AT_A_TIME
+    for begin in range(0, count, together):
+        chains = range(begin, min(begin + together, count))
         rng = Rng(seed, list(chains), device=target.embeddings.device)
         state: Any = sampler.init(target, rng, start)
         first, total, energies = state.tokens.cpu().numpy(), None, []
@@ -94,11 +97,15 @@ def closing_line(batches: list[Batch], length: int) -> str:
         f"{changed:.0%} of tokens changed since the start",
         f"{evaluations:.0f} evaluations a text",
     ]
-    if energies.shape[1] >= 4 and np.ptp(energies) > 0:
+    steps = energies.shape[1]
+    later = energies[:, steps // 2 :]  # without the way from the start
+    if steps >= LEAST_STEPS and np.ptp(later) > 0:
         import arviz_stats
 
-        effective = float(arviz_stats.ess(energies)) / len(energies)
-        parts.insert(1, f"energy: {effective:.1f} effective samples in {energies.shape[1]} steps")
+        effective = float(arviz_stats.ess(later)) / len(later)
+        parts.insert(1, f"energy: {effective:.1f} effective samples a chain in the last half of {steps} steps")
+    elif steps > 1:
+        parts.insert(1, f"{steps} steps, too few to say whether the chains mixed")
     redraws, refreshed = (
         sum(int(count.sum()) for batch in batches if (count := getattr(batch.info, name)) is not None)
         for name in ("redraws", "refreshed")

@@ -29,9 +29,11 @@ class Ancestral:
         model = autoregressive(target, "ancestral sampling")
         if not getattr(model, "normalised", True):
             raise SamplingError(
-                "ancestral sampling does not see a suffix or the end of the text; use sv.Cycle(sv.SVS(), sv.Refresh())"
+                "ancestral sampling does not see a suffix, the end of the text or controls; use sv.Rejection(), or "
+                "sv.Cycle(sv.SVS(), sv.Refresh()); on the command line --sampler auto"
             )
-        return self.step(target, rng, State(torch.zeros(len(rng), target.length), torch.zeros(len(rng))))[0]
+        blank = torch.zeros(len(rng), target.length, device=target.embeddings.device)
+        return self.step(target, rng, State(blank, blank[:, 0]))[0]
 
     def step(self, target: Target, rng: Rng, state: State) -> tuple[State, Info]:
         tokens, log_probs, right = ancestral_draw(target, rng)

@@ -111,7 +111,7 @@ def begin(
         return ancestral_draw(target, rng).tokens if start == "ancestral" else _random(cells, rng, shape)
 
     tokens = drawn()
-    if start == "ancestral" and hasattr(target, "softened"):
+    if hasattr(target, "softened"):
         tokens = satisfying(target, rng, tokens, TRIES)
     for _ in range(TRIES):
         first = evaluate(target, tokens, guidance)
@@ -123,7 +123,7 @@ def begin(
     failed = int((~first.finite).sum())
     raise SamplingError(
         f"{failed} of {len(rng)} chains found no state of finite energy: none of their {failed * TRIES} {start} draws "
-        f"had one{_refusals(target, tokens[~first.finite])} give a start: `start=tokens` of shape (chains, N)"
+        f"had one{_refusals(target, tokens[~first.finite])} lengthen the text, or give tokens to start from"
     )
 
 

@@ -80,7 +80,7 @@ class Refresh:
         tokens, from_i, right = redraw(autoregressive(target, "a refresh move"), state.tokens, i, j, levels)
         log_probs = torch.cat([state.log_probs[:, :i], from_i.double()], dim=-1)
         log_ratio = (log_probs - state.log_probs)[:, j:].sum(-1) + right - state.right
-        finite = log_ratio.isfinite()
+        finite = log_ratio.isfinite() & from_i.isfinite().all(-1)
         accepted = finite & (accept_level.log() < log_ratio)
         new = State(
             torch.where(accepted[:, None], tokens, state.tokens),

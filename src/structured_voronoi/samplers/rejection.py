@@ -114,6 +114,7 @@ def tries(target: Target, rng: Rng, numbers: Int[Tensor, " row"]) -> Tries:
     blank = torch.full((len(rng), target.length), some, device=target.embeddings.device)
     model = autoregressive(target, "rejection sampling")
     tokens, log_probs, right = redraw(model, blank, 0, target.length, levels[:, :-1])
+    right = torch.where(log_probs.isfinite().all(-1), right, -torch.inf)  # what has no score is no draw
     log_chance = log_acceptance(target, tokens, right)
     accepted = log_chance.isfinite() & (levels[:, -1].log() < log_chance)
     return Tries(tokens, -(log_probs.double().sum(-1) + right.double()), log_chance, accepted)

@@ -222,7 +222,7 @@ class SVS:
                 memo.store(rows[~known], cell[~known], answer)
                 for part, value in zip(new, answer, strict=True):
                     part[~known] = value
-            energy[rows], centre[rows] = new.potential, new.centre
+            centre[rows] = new.centre  # the energy is known, and finite, even where the field is not
         return state._replace(tokens=tokens, energy=energy, centre=centre, memo=memo), asked
 
     @property
