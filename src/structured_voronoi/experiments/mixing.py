@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 ANCESTRAL, ALONE_STEPS, RANDOM_CHAINS, RANDOM_COST, MOST_STEPS = 2000, 100, 32, 2000, 400
 SVS_TEXT = SVS(TEXT_SCALE, dimensions=TEXT_DIMENSIONS)
-BLOCKS = Cycle(SVS_TEXT, Refresh(block=5, suffix=False))
+BLOCKS = Cycle(SVS_TEXT, Refresh(block=5, suffix=False, moves=3))
 """Without suffix redraws: a redraw from the first position would simply be ancestral sampling."""
 PARTS = ("half", "alone", "random, blocks", "random, blocks and suffixes")
 
@@ -53,7 +53,7 @@ def _part(part: str, name: str, runs: int, seed: int) -> dict[str, Any]:
         return _until_half_changed(target, runs, seed)
     if part == "alone":
         return _alone(target, runs, seed)
-    sampler = BLOCKS if part == PARTS[2] else Cycle(SVS_TEXT, Refresh(block=5, suffix=True))
+    sampler = BLOCKS if part == PARTS[2] else Cycle(SVS_TEXT, Refresh(block=5, moves=3))
     return _from_random(target, sampler, seed)
 
 
@@ -126,7 +126,7 @@ def _markdown(results: dict[str, Any], stem: str) -> str:
         "# Mixing",
         f"Model: {results['model']}, N = {LENGTH}, seed {results['seed']}, SVS with scale {TEXT_SCALE} in "
         f"{TEXT_DIMENSIONS} dimensions. The mean energy of {ANCESTRAL:,} ancestral texts is {results['truth']:.2f}.",
-        f"**From ancestral texts**, SVS and Refresh (blocks of at most 5 tokens, no suffix), {results['runs']} chains: "
+        f"**From ancestral texts**, SVS and Refresh (three blocks a step of at most 5 tokens, no suffix), {results['runs']} chains: "
         f"{half['changed']:.0%} of tokens changed after {half['steps']} steps ({half['evaluations']:.0f} evaluations a "
         f"chain). Mean energy {half['energy']:.2f}: {half['difference']:+.2f} ± {half['error']:.2f} (standard error) "
         f"from the ancestral texts, {abs(half['difference']) / half['error']:.1f} errors. Wasserstein distance of "
