@@ -126,12 +126,13 @@ def _markdown(results: dict[str, Any], stem: str) -> str:
         "# Mixing",
         f"Model: {results['model']}, N = {LENGTH}, seed {results['seed']}, SVS with scale {TEXT_SCALE} in "
         f"{TEXT_DIMENSIONS} dimensions. The mean energy of {ANCESTRAL:,} ancestral texts is {results['truth']:.2f}.",
-        f"**From ancestral texts**, SVS and Refresh (three blocks a step, at most 5 tokens, no suffix), {results['runs']} "
-        f"chains: {half['changed']:.0%} of tokens changed after {half['steps']} steps ({half['evaluations']:.0f} evaluations a "
-        f"chain). Mean energy {half['energy']:.2f}: {half['difference']:+.2f} ± {half['error']:.2f} (standard error) "
-        f"from the ancestral texts, {abs(half['difference']) / half['error']:.1f} errors. Wasserstein distance of "
-        f"perplexities {half['wasserstein']:.3f}; between two ancestral sets of these sizes {half['floor']:.3f} on "
-        f"average, ratio {half['wasserstein'] / half['floor']:.2f}.",
+        f"**From ancestral texts**, SVS and Refresh (three blocks a step, at most 5 tokens, no suffix), "
+        f"{results['runs']} chains: {half['changed']:.0%} of tokens changed after {half['steps']} steps "
+        f"({half['evaluations']:.0f} evaluations a chain). Mean energy {half['energy']:.2f}: {half['difference']:+.2f} ± "
+        f"{half['error']:.2f} (standard error) from the ancestral texts, "
+        f"{abs(half['difference']) / half['error']:.1f} errors. Wasserstein distance of perplexities "
+        f"{half['wasserstein']:.3f}; between two ancestral sets of these sizes {half['floor']:.3f} on average, ratio "
+        f"{half['wasserstein'] / half['floor']:.2f}.",
         f"**SVS alone**, {ALONE_STEPS} steps: {alone['changed']:.0%} of tokens changed, drift of the energy "
         f"{alone['drift']:+.3f} ± {alone['error']:.3f}, {abs(alone['drift']) / alone['error']:.1f} errors.",
         f"**From random tokens**, {RANDOM_CHAINS} chains, mean energy by cost:",
