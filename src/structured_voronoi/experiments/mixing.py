@@ -128,8 +128,8 @@ def _markdown(results: dict[str, Any], stem: str) -> str:
         f"{TEXT_DIMENSIONS} dimensions. The mean energy of {ANCESTRAL:,} ancestral texts is {results['truth']:.2f}.",
         f"**From ancestral texts**, SVS and Refresh (three blocks a step, at most 5 tokens, no suffix), "
         f"{results['runs']} chains: {half['changed']:.0%} of tokens changed after {half['steps']} steps "
-        f"({half['evaluations']:.0f} evaluations a chain). Mean energy {half['energy']:.2f}: {half['difference']:+.2f} ± "
-        f"{half['error']:.2f} (standard error) from the ancestral texts, "
+        f"({half['evaluations']:.0f} evaluations a chain). Mean energy {half['energy']:.2f}: {half['difference']:+.2f} "
+        f"± {half['error']:.2f} (standard error) from the ancestral texts, "
         f"{abs(half['difference']) / half['error']:.1f} errors. Wasserstein distance of perplexities "
         f"{half['wasserstein']:.3f}; between two ancestral sets of these sizes {half['floor']:.3f} on average, ratio "
         f"{half['wasserstein'] / half['floor']:.2f}.",
