@@ -250,7 +250,7 @@ def test_a_classifier_refuses_another_models_tokens() -> None:
 def test_a_start_that_cannot_be_found_names_the_control() -> None:
     model = sv.LanguageModel.load("bundled", length=2)
     target = sv.Controlled(model, {Predicate.keyword("zebra"): 1.0, Predicate(lambda text: True, "fine"): 1.0})
-    with pytest.raises(sv.SamplingError, match=r"none of their 600 ancestral draws .*keyword=zebra refused 100%") as e:
+    with pytest.raises(sv.SamplingError, match=r"none of their 1000 ancestral draws .*keyword=zebra refused 100%") as e:
         sv.sample(target, sv.Refresh(), chains=2, draws=1, progress=False)
     assert "fine" not in str(e.value)
 
