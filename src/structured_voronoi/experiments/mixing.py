@@ -27,7 +27,7 @@ from structured_voronoi.targets.language_model import LanguageModel
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ANCESTRAL, ALONE_STEPS, RANDOM_CHAINS, RANDOM_COST, MOST_STEPS = 2000, 100, 32, 2000, 400
+ANCESTRAL, ALONE_STEPS, RANDOM_CHAINS, RANDOM_COST, MOST_STEPS = 2000, 100, 32, 2000, 200
 SVS_TEXT = SVS(TEXT_SCALE, dimensions=TEXT_DIMENSIONS)
 BLOCKS = Cycle(SVS_TEXT, Refresh(block=5, suffix=False, moves=3))
 """Without suffix redraws: a redraw from the first position would simply be ancestral sampling."""
@@ -65,16 +65,18 @@ def _ancestral(target: LanguageModel, count: int, seed: int) -> tuple[Tensor, np
 
 def _until_half_changed(target: LanguageModel, runs: int, seed: int) -> dict[str, Any]:
     start, _ = _ancestral(target, runs, seed + 2)
-    cost = changed = 0.0
-    count = 0
+    cost, count = 0.0, 0
+    ever = torch.zeros_like(start, dtype=torch.bool)
     for tokens, info in islice(steps(target, BLOCKS, runs, seed, start), MOST_STEPS):
         count += 1
         cost += float(info.evaluations.double().mean())
-        changed = float((tokens != start).double().mean())
-        energy = info.energy
+        ever |= tokens != start
+        energy, changed = info.energy, float(ever.double().mean())
         if changed >= 0.5:
             break
-    return {"steps": count, "evaluations": cost, "changed": changed, "energies": energy.double().tolist()}
+    other = float((tokens != start).double().mean())
+    energies = energy.double().tolist()
+    return {"steps": count, "evaluations": cost, "changed": changed, "other": other, "energies": energies}
 
 
 def _half(found: dict[str, Any], truth: np.ndarray, name: str, runs: int, seed: int) -> dict[str, Any]:
@@ -84,7 +86,7 @@ def _half(found: dict[str, Any], truth: np.ndarray, name: str, runs: int, seed: 
     more = _ancestral(LanguageModel.load(name, length=LENGTH), 10 * runs, seed + 3)[1]
     apart = [wasserstein(_perplexity(truth), _perplexity(more[i : i + runs])) for i in range(0, len(more), runs)]
     return {
-        **{key: found[key] for key in ("steps", "evaluations", "changed")},
+        **{key: found[key] for key in ("steps", "evaluations", "changed", "other")},
         "energy": float(mine.mean()),
         "difference": float(mine.mean() - truth.mean()),
         "error": error,
@@ -127,7 +129,8 @@ def _markdown(results: dict[str, Any], stem: str) -> str:
         f"Model: {results['model']}, N = {LENGTH}, seed {results['seed']}, SVS with scale {TEXT_SCALE} in "
         f"{TEXT_DIMENSIONS} dimensions. The mean energy of {ANCESTRAL:,} ancestral texts is {results['truth']:.2f}.",
         f"**From ancestral texts**, SVS and Refresh (three blocks a step, at most 5 tokens, no suffix), "
-        f"{results['runs']} chains: {half['changed']:.0%} of tokens changed after {half['steps']} steps "
+        f"{results['runs']} chains: {half['changed']:.0%} of tokens had changed (some back again: "
+        f"{half['other']:.0%} are other ones than at the start) after {half['steps']} steps "
         f"({half['evaluations']:.0f} evaluations a chain). Mean energy {half['energy']:.2f}: {half['difference']:+.2f} "
         f"± {half['error']:.2f} (standard error) from the ancestral texts, "
         f"{abs(half['difference']) / half['error']:.1f} errors. Wasserstein distance of perplexities "
