@@ -134,6 +134,7 @@ def test_interrupt_ends_at_once_and_leaves_no_half_report(tmp_path: Path) -> Non
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     while not children.read_text():  # it has begun to work

@@ -114,6 +114,7 @@ def _follow(task: tuple[str, Sampler], name: str, runs: int, seed: int) -> dict[
 def _effective(starts: np.ndarray, means: np.ndarray) -> Interval:
     """Var(energy) / Var(mean energy of a chain), with its 95 % bootstrap interval over chains."""
     rows = np.random.default_rng(0).integers(len(starts), size=(1000, len(starts)))
+    rows = rows[np.ptp(rows, axis=-1) > 0]  # a single chain has no variance
     draws = starts[rows].var(-1) / means[rows].var(-1)
     return Interval(float(starts.var() / means.var()), *np.quantile(draws, (0.025, 0.975)).tolist())
 
