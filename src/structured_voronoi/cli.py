@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 
+from structured_voronoi.catalogue import CONTROLS, MODELS, SAMPLERS, TARGETS, TEXT_SAMPLERS
 from structured_voronoi.experiments import EXPERIMENTS, NEED_DATA, WITH_DATA
 
 if TYPE_CHECKING:
@@ -25,39 +27,6 @@ app = App(
     suppress_keyboard_interrupt=False,
     default_parameter=Parameter(negative=()),
 )
-
-SAMPLERS = {
-    "SVS": "structured Voronoi sampling by exact motion; open walls are exact for every target",
-    "SVS.paper": "the paper's algorithm: leapfrog and a grid of discontinuity steps",
-    "HMC": "plain Hamiltonian Monte Carlo on the Voronoi measure",
-    "Langevin": "Langevin dynamics on the Voronoi measure, uncorrected by default",
-    "MuCoLa": "Langevin steps projected to embeddings, uncorrected by default",
-    "PNCG": "norm-constrained gradient proposal with Metropolis; exact",
-    "GibbsWithGradients": "one position at a time, proposed by the gradient; exact",
-    "Refresh": "blocks of tokens redrawn from the language model; exact",
-    "Cycle": "several samplers in turn",
-    "Ancestral": "each token given those before it; exact where nothing stands on the right",
-    "Rejection": "drawn from the language model, accepted by the controls; exact",
-    "Fudge": "each token weighed by a classifier of prefixes; not exact",
-}
-TARGETS = {
-    "CategoricalTarget": "one token from a distribution over embedded elements, inside a box",
-    "TabularTarget": "any table over [M]^N; its truth is known",
-    "LanguageModel": "p(text | prompt) of the bundled model, a Hugging Face model or a GGUF file",
-    "Controlled": "a language model under any number of controls",
-    "PottsTarget": "the Potts and Ising models on a square lattice",
-}
-CONTROLS = {
-    "keyword=WORDS": "a word or phrase, in capitals or not",
-    "regex=PATTERN": "a regular expression that matches somewhere in the text",
-    "FOLDER=LABEL": "a classifier by `svs train classifier`, or a Hugging Face sequence classifier",
-    "MODULE:FUNCTION": "a Python function of the text: True or False, or a probability",
-    "not …": "the opposite of a keyword, a regex or a function",
-}
-
-TEXT_SAMPLERS = (
-    "svs+refresh", "rejection", "svs", "refresh", "ancestral", "svs-paper", "langevin", "mucola", "pncg", "gwg"
-)  # fmt: skip
 
 Out = Annotated[Path, Parameter(help="Folder for NAME.json, NAME.md and pictures.")]
 Seed = Annotated[int, Parameter(help="Seed of all random streams.")]
@@ -79,7 +48,7 @@ def sample(
     ] = 0.3,
     warmup: Annotated[
         int | None,
-        Parameter(help="Steps of each chain before its text: 3 where chains start at the truth, else 100."),
+        Parameter(help="Steps of each chain before its text: none where chains start at the truth, else 100."),
     ] = None,
     thin: Annotated[int, Parameter(help="Further steps to the text.")] = 1,
     start: Annotated[Literal["ancestral", "random"], Parameter(help="Where chains start.")] = "ancestral",
@@ -127,8 +96,9 @@ def sample(
     target = Controlled(language_model, controls) if controls else language_model
     left_out = ", ".join(f"{count} {why}" for why, count in language_model.excluded.items() if count)
     print(f"svs: tokens left out: {left_out or 'none'}", file=sys.stderr)
+    at_truth = target.normalised and start == "ancestral"
     if warmup is None:
-        warmup = 3 if target.normalised and start == "ancestral" else 100
+        warmup = 0 if at_truth else 100
     if sampler == "auto":
         sampler, why = choose(target, seed, warmup + thin, scale)
         print(f"svs: {why}", file=sys.stderr)
@@ -142,7 +112,7 @@ def sample(
                 if file is not None:
                     file.write(json.dumps(text.line(), ensure_ascii=False) + "\n")
                     file.flush()
-    print(f"svs: {closing_line(batches, length)}", file=sys.stderr)
+    print(f"svs: {closing_line(batches, length, at_truth)}", file=sys.stderr)
     return 0
 
 
@@ -332,12 +302,12 @@ def verify(
 
 @app.command
 def ls() -> int:
-    """List samplers, targets, controls and experiments."""
+    """List models, samplers, targets, controls and experiments."""
     from structured_voronoi.models.control_list import bundled_controls
 
     controls = {name: ", ".join(labels) for name, labels in bundled_controls().items()} | CONTROLS
-    titles = {"samplers": SAMPLERS, "targets": TARGETS, "controls": controls, "experiments": EXPERIMENTS}
-    for title, entries in titles.items():
+    titles = {"models": MODELS, "samplers": SAMPLERS, "targets": TARGETS, "controls": controls}
+    for title, entries in (titles | {"experiments": EXPERIMENTS}).items():
         print(title)
         for name, what in entries.items():
             print(f"  {name:<20} {what}")
@@ -347,6 +317,7 @@ def ls() -> int:
 def main() -> None:
     """Run the command: exit 0 for success, 1 for a failed check, 2 for a mistake in what was asked, 130 on Ctrl-C."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait in vain would slow a busy machine down
+    gc.set_threshold(100_000)  # collecting garbage amid the imports of thousands of modules takes a second
     words = [word for word in sys.argv[1:] if word != "--debug"]
     debug = len(words) < len(sys.argv) - 1
     try:

@@ -32,7 +32,7 @@ def test_help_teaches_and_imports_nothing_heavy() -> None:
 
 def test_ls_lists_what_exists() -> None:
     import structured_voronoi as sv
-    from structured_voronoi.cli import SAMPLERS, TARGETS
+    from structured_voronoi.catalogue import SAMPLERS, TARGETS
 
     listed = svs("ls").stdout
     for name in sv.__all__:

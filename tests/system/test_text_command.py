@@ -43,7 +43,7 @@ def test_sample_writes_texts_and_lines(tmp_path: Path) -> None:
 
 
 def test_every_text_sampler_runs() -> None:
-    from structured_voronoi.cli import TEXT_SAMPLERS
+    from structured_voronoi.catalogue import TEXT_SAMPLERS
     from structured_voronoi.samplers.choices import text_sampler
 
     model = sv.LanguageModel.load("bundled", length=4)

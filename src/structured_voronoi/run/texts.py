@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,8 +57,9 @@ def draw_texts(
     if hasattr(sampler, "tuned"):
         sampler = sampler.tuned(target, seed, start)
     together = DRAWS_AT_A_TIME if getattr(sampler, "independent", False) else CHAINS_AT_A_TIME
-    for begin in range(0, count, together):
-        chains = range(begin, min(begin + together, count))
+    ahead = 1 if steps < LEAST_STEPS else together  # where it comes soon, the first text comes alone
+    for begin, end in pairwise([0, *range(ahead, count, together), count]):
+        chains = range(begin, end)
         rng = Rng(seed, list(chains), device=target.embeddings.device)
         state: Any = sampler.init(target, rng, start)
         first, total, energies = state.tokens.cpu().numpy(), None, []
@@ -85,15 +87,15 @@ def draw_texts(
         yield Batch(texts, np.stack(energies, axis=1), first, total)
 
 
-def closing_line(batches: list[Batch], length: int) -> str:
-    """Whether the chains mixed: effective samples of the energy, tokens changed, cost."""
+def closing_line(batches: list[Batch], length: int, at_truth: bool = False) -> str:
+    """Whether the chains mixed, or started at the truth: effective samples, tokens changed, cost."""
     energies = np.concatenate([batch.energies for batch in batches])
     last = np.array([text.tokens for batch in batches for text in batch.texts])
     changed = float((last != np.concatenate([batch.first for batch in batches])).mean())
     evaluations = float(torch.cat([batch.info.evaluations for batch in batches]).double().mean())
     lost = int(torch.cat([batch.info.nonfinite for batch in batches]).sum())
     parts = [
-        f"{len(last)} texts of {length} tokens",
+        f"{len(last)} text{'s' if len(last) > 1 else ''} of {length} tokens",
         f"{changed:.0%} of tokens changed since the start",
         f"{evaluations:.0f} evaluations a text",
     ]
@@ -104,6 +106,8 @@ def closing_line(batches: list[Batch], length: int) -> str:
 
         effective = float(arviz_stats.ess(later)) / len(later)
         parts.insert(1, f"energy: {effective:.1f} effective samples a chain in the last half of {steps} steps")
+    elif at_truth:
+        parts.insert(1, "chains start from draws of the target itself, so they need not mix")
     elif steps > 1:
         parts.insert(1, f"{steps} steps, too few to say whether the chains mixed")
     redraws, refreshed = (
