@@ -12,12 +12,13 @@ import pytest
 from structured_voronoi.experiments import (
     combined,
     control_cells,
-    control_tables,
+    control_runs,
     control_task,
     control_truth,
     efficiency,
     lm,
     mixing,
+    sentiment,
     text_models,
     topic,
     truth,
@@ -30,7 +31,8 @@ from structured_voronoi.models.training import Recipe
 from structured_voronoi.samplers.refresh import Refresh
 from structured_voronoi.samplers.svs import SVS
 
-METHODS = dict.fromkeys(("ancestral", "fudge", "mucola", "svs-paper", "svs+refresh", "pncg", "rejection"), "#000000")
+METHODS = ("ancestral", "fudge", "mucola", "svs-paper", "svs+refresh", "pncg", "rejection")
+SPLITS = (("trainset", 1, 200), ("devset", 2, 30), ("testset_w_refs", 3, 60))
 TINY = Recipe(vocabulary=300, width=16, layers=1, heads=2, context=64, batch=16)
 
 
@@ -41,7 +43,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     def in_turn(work: Any, tasks: Any, what: str, progress: bool) -> list[Any]:
         return [work(task) for task in tasks]
 
-    for module in (lm, mixing, efficiency, truth, combined, control_tables, control_truth):
+    for module in (lm, mixing, efficiency, truth, combined, control_runs, control_truth):
         monkeypatch.setattr(module, "side_by_side", in_turn)
     for module, name, value in (
         (lm, "ANCESTRAL", 20), (lm, "BURN_IN", {"ancestral": 1, "svs+refresh": 1}), (lm, "FROM_RANDOM", {"mucola": 1}),
@@ -49,9 +51,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         (mixing, "RANDOM_COST", 3), (efficiency, "BUDGET", 3), (efficiency, "DIMENSIONS", (8,)),
         (efficiency, "GRID", {"svs": [SVS(0.3, dimensions=8)], "refresh": [Refresh()]}), (truth, "STEPS", 1),
         (truth, "SAMPLERS", {"refresh": truth.BLOCKS}), (truth, "UNDER_CONTROL", {"refresh": truth.BLOCKS}),
-        (combined, "STEPS", 2), (combined, "BASE_TEXTS", 20), (control_tables, "GRID_SECONDS", 0.0),
-        (control_tables, "WEIGHTS", (0.1,)), (control_tables, "COLOURS", METHODS), (control_truth, "WEIGHT", 0.1),
-        (control_tables, "SECONDS", 0.0), (control_tables, "TEXTS", 2), (control_tables, "GRID_TEXTS", 2),
+        (combined, "STEPS", 2), (combined, "BASE_TEXTS", 20), (control_runs, "GRID_SECONDS", 0.0),
+        (control_runs, "WEIGHTS", (0.1,)), (control_runs, "METHODS", METHODS), (control_truth, "WEIGHT", 0.1),
+        (control_runs, "SECONDS", 0.0), (topic, "TEXTS", 2), (control_runs, "GRID_TEXTS", 2),
         (control_truth, "STEPS", 1), (topic, "FOODS", ("Italian", "French")), (topic, "GRID_TARGETS", ("Italian",)),
         (cache, "EXPERIMENT", TINY), (text_models, "EXPERIMENT", TINY),
         (control_task, "LIGHT", ClassifierRecipe(hidden=8, epochs=1.0)),
@@ -65,7 +67,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Texts in the form of the E2E files, by the built-in generator."""
     folder = tmp_path_factory.mktemp("reviews")
-    for name, seed, count in (("trainset", 1, 200), ("devset", 2, 30), ("testset_w_refs", 3, 60)):
+    for name, seed, count in SPLITS:
         with (folder / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
             rows = [
                 (f"name[A], food[{one.labels['food']}]" if "food" in one.labels else "name[A]", one.text)
@@ -115,13 +117,25 @@ def test_combined_on_the_bundled_model(tmp_path: Path) -> None:
     assert [row["case"] for row in read(tmp_path, "combined")["rows"]] == list(combined.CASES)
 
 
+def test_sentiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(control_runs, "METHODS", ("ancestral", "fudge", "svs+refresh"))
+    for (_, seed, count), name in zip(SPLITS, ("train", "dev", "test"), strict=True):
+        some = [one for one in descriptions(count, seed) if "family" in one.labels]
+        lines = [f"{one.text}\t{int(one.labels['family'] == 'yes')}" for one in some]
+        (tmp_path / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *lines]), encoding="utf-8")
+    files = sentiment.run(tmp_path, runs=2, progress=False, data=str(tmp_path))
+    assert {file.name for file in files} == {f"sentiment{end}" for end in (".json", ".md", ".png", "_axes.png")}
+    assert [row["count"] for row in read(tmp_path, "sentiment")["rows"]] == [2, 2, 2]
+
+
 def test_topic_goes_on_where_it_was(tmp_path: Path, reviews: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     files = topic.run(tmp_path, runs=2, progress=False, data=str(reviews))
     assert {file.name for file in files} == {"topic.json", "topic.md", "topic.png", "topic_axes.png"}
     found = read(tmp_path, "topic")
     assert {(row["method"], row["target"]) for row in found["rows"]} == {
-        (method, target) for method in control_tables.COLOURS for target in ("Italian", "French")
+        (method, target) for method in control_runs.METHODS for target in ("Italian", "French")
     }
     assert "0.92, 13.90" in (tmp_path / "topic.md").read_text(encoding="utf-8")  # the paper's SVS
 

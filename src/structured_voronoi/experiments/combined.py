@@ -17,6 +17,7 @@ from structured_voronoi.experiments.chains import side_by_side
 from structured_voronoi.experiments.control_truth import difference
 from structured_voronoi.experiments.report import table, write_report
 from structured_voronoi.experiments.text_models import LENGTH, experiment_model, named
+from structured_voronoi.experiments.topic import topic_guide
 from structured_voronoi.run.sampling import steps
 from structured_voronoi.samplers.ancestral import Ancestral
 from structured_voronoi.samplers.choices import text_sampler
@@ -40,9 +41,7 @@ def run(out: Path, runs: int = 400, seed: int = 0, progress: bool = True, data: 
     """``runs`` texts of both samplers in both cases."""
     model, guide = experiment_model(data, progress), None
     if data is not None:
-        from structured_voronoi.experiments.topic import topic_task
-
-        guide = topic_task(data, 0, progress)[0].guide
+        guide = topic_guide(data, progress)
     tasks = [(case, name) for case in CASES for name in ("rejection", "svs+refresh", "ancestral")]
     work = partial(_draw, model=model, guide=guide, runs=runs, seed=seed)
     found = dict(zip(tasks, side_by_side(work, tasks, "combined", progress), strict=True))

@@ -1,30 +1,22 @@
-"""Tables of controlled generation: a grid search for each method, then every method on every target, side by side."""
+"""Tables and pictures of controlled generation, from the numbers of every cell; the paper's stand beside ours."""
 
 from __future__ import annotations
 
 import tomllib
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from structured_voronoi.experiments.chains import side_by_side
-from structured_voronoi.experiments.control_cells import Cell, Task, draw_cell
+from structured_voronoi.experiments.control_runs import GRID_SECONDS, GRID_TEXTS, settings
 from structured_voronoi.experiments.report import new_figure, table
 from structured_voronoi.experiments.text_models import LENGTH
-from structured_voronoi.metrics.text import bootstrap_mean, distinct, perplexity, wilson
+from structured_voronoi.metrics.text import bootstrap_mean, wilson
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PUBLISHED = tomllib.loads((Path(__file__).parent / "published.toml").read_text(encoding="utf-8"))
-GRID_SECONDS, SECONDS = 6.0, 25.0
-"""Time of one core that a chain-based method has for a batch: in the grid search, and in the table."""
-GRID_TEXTS, TEXTS = 8, 20
-WEIGHTS = (1.5, 2.5, 4.0)
-"""γ of rejection and of SVS with open walls, in the grid search."""
 COLOURS = {
     "ancestral": "#555555", "fudge": "#b07aa1", "mucola": "#4a6fa5", "langevin": "#c8553d", "svs-paper": "#8fbf6a",
     "svs": "#76b7b2", "svs+refresh": "#0b6e4f", "pncg": "#e0a030", "rejection": "#000000",
@@ -32,97 +24,35 @@ COLOURS = {
 AXES = ("success", "-ppl mean", "-ppl sd", "dist-1", "dist-2", "dist-3")
 
 
-def settings(method: str) -> list[Cell]:
-    """The grid of a method; a target and a number of texts are filled in later."""
-    cell = Cell(method, "", 0)
-    if method == "ancestral":
-        return [cell]
-    if method in ("rejection", "svs", "svs+refresh"):
-        return [replace(cell, weight=weight) for weight in WEIGHTS]
-    if method == "fudge":
-        return [replace(cell, weight=weight) for weight in (1.0, 3.0)]
-    if method == "pncg":
-        return [replace(cell, step_size=step, weight=weight) for step in (0.02, 0.04) for weight in (1.5, 4.0)]
-    own = {"mucola": (1.0, 2.0), "langevin": (1.5, 1.5), "svs-paper": (1.5, 1.5)}[method]  # the paper's ε and γ
+def sections(results: dict[str, Any], name: str) -> list[str]:
+    """The parts of a report that all tasks have."""
+    rows = results["rows"]
     return [
-        replace(cell, step_size=step, weight=own[1], start=start)
-        for step in (own[0], own[0] / 5)
-        for start in ("random", "ancestral")
+        average_table(rows, name),
+        f"![success against perplexity]({name}.png)",
+        "## By target",
+        target_table(rows),
+        f"![six axes]({name}_axes.png)",
+        "## Classifiers",
+        classifier_table(results["classifiers"]),
+        "## Grid search",
+        f"{GRID_TEXTS} texts a target, {GRID_SECONDS:g} seconds of one core a batch; the score is the share that the "
+        "guide believes minus log10(perplexity / that of ancestral texts).",
+        grid_table(results["grid"]),
+        "## Samples",
+        sample_table(rows),
     ]
 
 
-def searched(task: Task, targets: tuple[str, ...], seed: int, progress: bool) -> dict[str, dict[str, Any]]:
-    """The winner of each method's grid, on some targets, by the guide's own opinion and the perplexity."""
-    cells = [
-        replace(cell, target=target, count=GRID_TEXTS, seconds=GRID_SECONDS, seed=seed + 100)
-        for method in COLOURS
-        for cell in settings(method)
-        for target in targets
-    ]
-    drawn = side_by_side(partial(draw_cell, task=task), cells, "grid search", progress)
-    base = float(np.mean([_perplexity(one).mean() for one in drawn if one["method"] == "ancestral"]))
-    found = {}
-    for method in COLOURS:
-        rows = []
-        for place, cell in enumerate(settings(method)):
-            mine = [
-                one
-                for one, asked in zip(drawn, cells, strict=True)
-                if replace(asked, target="", count=0, seconds=None, seed=0) == cell
-            ]
-            success = float(np.mean([np.mean(np.array(one["guide"]) > 0.5) for one in mine]))
-            ppl = float(np.mean([_perplexity(one).mean() for one in mine]))
-            score = success - float(np.log10(ppl / base))
-            rows.append({"place": place, "success": success, "perplexity": ppl, "score": score})
-        best = max(rows, key=lambda row: row["score"])
-        found[method] = {"grid": rows, "winner": best["place"]}
-    return found
-
-
-def tabulated(
-    task: Task,
-    targets: tuple[str, ...],
-    winners: dict[str, dict[str, Any]],
-    seed: int,
-    progress: bool,
-    count: int = TEXTS,
-) -> list[dict[str, Any]]:
-    """Every method at its winning setting on every target."""
-    cells = [
-        replace(settings(method)[winners[method]["winner"]], target=target, count=count, seconds=SECONDS, seed=seed)
-        for method in COLOURS
-        for target in targets
-    ]
-    drawn = side_by_side(partial(draw_cell, task=task), cells, "every method on every target", progress)
-    return [_judged(one) for one in drawn]
-
-
-def _perplexity(one: dict[str, Any]) -> np.ndarray:
-    return perplexity(np.array(one["log_prob"]), LENGTH)
-
-
-def _judged(one: dict[str, Any]) -> dict[str, Any]:
-    """The numbers of one cell."""
-    ppl = _perplexity(one)
-    return {
-        **{key: one[key] for key in ("method", "target", "weight", "step_size", "start", "steps_taken")},
-        **{key: one[key] for key in ("evaluations", "control_evaluations", "seconds_taken")},
-        "successes": sum(label == one["target"] for label in one["judged"]),
-        "count": len(one["judged"]),
-        "perplexities": ppl.tolist(),
-        "energy": float(np.mean(one["energy"])),
-        "distinct": [distinct(one["tokens"], n) for n in (1, 2, 3)],
-        "example": one["texts"][0].strip().replace("\n", " ").replace("|", "/"),
-    }
+def pictures(results: dict[str, Any], name: str) -> dict[str, Figure]:
+    return {name: scatter(results["rows"]), f"{name}_axes": six_axes(results["rows"])}
 
 
 def averages(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One line a method: success with its Wilson interval, perplexity with its bootstrap interval, Dist-n, cost."""
     found = []
-    for method in COLOURS:
+    for method in dict.fromkeys(row["method"] for row in rows):
         mine = [row for row in rows if row["method"] == method]
-        if not mine:
-            continue
         ppl = np.concatenate([row["perplexities"] for row in mine])
         found.append(
             {
@@ -194,6 +124,29 @@ def sample_table(rows: list[dict[str, Any]]) -> str:
     return table(
         ["method", f"a text, target {target}"], [[r["method"], r["example"]] for r in rows if r["target"] == target]
     )
+
+
+def classifier_table(reports: dict[str, Any]) -> str:
+    """F1, precision and recall on the test split, beside the paper's."""
+    body = []
+    for name, report in reports.items():
+        classes = report["whole"]["classes"].values()
+        precision, recall = (sum(one[key] for one in classes) / len(classes) for key in ("precision", "recall"))
+        paper = PUBLISHED["classifiers"].get(name)
+        body.append(
+            [
+                name,
+                report["whole"]["macro_f1"],
+                precision,
+                recall,
+                report["cut"]["macro_f1"],
+                f"{report['parameters']:,}",
+                f"{report['texts']:,}",
+                "–" if paper is None else " / ".join(f"{value:.2f}" for value in paper[:3]),
+            ]
+        )
+    header = ["classifier", "macro F1", "precision", "recall", f"F1 at {LENGTH} tokens", "parameters", "texts"]
+    return table([*header, "the paper: F1 / precision / recall"], body)
 
 
 def scatter(rows: list[dict[str, Any]]) -> Figure:

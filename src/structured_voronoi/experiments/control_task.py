@@ -9,15 +9,14 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from structured_voronoi.experiments.control_cells import Task
-from structured_voronoi.experiments.control_tables import PUBLISHED
-from structured_voronoi.experiments.report import table
 from structured_voronoi.experiments.text_models import LENGTH
 from structured_voronoi.metrics.classification import classification_report
 from structured_voronoi.models.cache import cache_folder
 from structured_voronoi.models.classifiers import ClassifierRecipe, predicted, train_classifier
+from structured_voronoi.models.corpora import Labelled
 from structured_voronoi.models.judge import Judge
 from structured_voronoi.models.loading import Loaded, load_model
 from structured_voronoi.models.prefix_classifier import PrefixRecipe, train_prefix_classifier
@@ -30,18 +29,8 @@ PROBE_TEXTS, PREFIX_TEXTS = 8_000, 12_000
 """BiLSTMs are slow on a processor: they learn from so many texts."""
 
 
-class Split(NamedTuple):
-    texts: list[str]
-    labels: list[str]
-
-    def part(self, rows: slice, without: str | None = None) -> Split:
-        """Some of the rows, without one label."""
-        pairs = [pair for pair in zip(self.texts[rows], self.labels[rows], strict=True) if pair[1] != without]
-        return Split([text for text, _ in pairs], [label for _, label in pairs])
-
-
 def prepared(
-    name: str, model: str, splits: dict[str, Split], none: str | None, seed: int, progress: bool
+    name: str, model: str, splits: dict[str, Labelled], none: str | None, seed: int, progress: bool
 ) -> tuple[Task, dict[str, Any]]:
     """The task, and how well its classifiers do on the test split, whole texts and cut ones."""
     folder = cache_folder() / f"{name}-{Path(model).name}-{seed}"
@@ -81,13 +70,13 @@ def _once(folder: Path, name: str, recipe: object, train: Callable[[], dict[str,
     return found
 
 
-def _some(split: Split, count: int) -> Split:
+def _some(split: Labelled, count: int) -> Labelled:
     """Texts from all over the split, which is sorted by what the texts are about."""
     return split.part(slice(0, None, -(-len(split.texts) // count)))
 
 
 def _guide(
-    train: Split, test: Split, loaded: Loaded, out: Path, recipe: ClassifierRecipe, progress: bool
+    train: Labelled, test: Labelled, loaded: Loaded, out: Path, recipe: ClassifierRecipe, progress: bool
 ) -> dict[str, Any]:
     with progress_bar(recipe.steps(len(train.texts)), progress, f"training {out.name} ({recipe.kind})") as tick:
         report = train_classifier(train.texts, train.labels, loaded, out, recipe, tick)
@@ -98,8 +87,8 @@ def _guide(
     return found
 
 
-def _prefix(train: Split, test: Split, loaded: Loaded, out: Path, progress: bool) -> dict[str, Any]:
-    def ids(split: Split) -> list[list[int]]:
+def _prefix(train: Labelled, test: Labelled, loaded: Loaded, out: Path, progress: bool) -> dict[str, Any]:
+    def ids(split: Labelled) -> list[list[int]]:
         rows: list[list[int]] = loaded.tokenizer(split.texts, add_special_tokens=False)["input_ids"]
         return rows
 
@@ -115,7 +104,7 @@ def _prefix(train: Split, test: Split, loaded: Loaded, out: Path, progress: bool
     return found
 
 
-def _judge(train: Split, test: Split, loaded: Loaded, out: Path, labels: list[str]) -> dict[str, Any]:
+def _judge(train: Labelled, test: Labelled, loaded: Loaded, out: Path, labels: list[str]) -> dict[str, Any]:
     """The judge also learns texts without a label; its scores are over the labels that count."""
     judge = Judge.train(train.texts, train.labels, seed=1)
     judge.save(out)
@@ -127,26 +116,3 @@ def _judge(train: Split, test: Split, loaded: Loaded, out: Path, labels: list[st
         guesses = judge.predict([texts[place] for place in named])
         found[key] = classification_report([test.labels[place] for place in named], guesses, labels)
     return found
-
-
-def classifier_table(reports: dict[str, Any]) -> str:
-    """F1, precision and recall on the test split, beside the paper's."""
-    body = []
-    for name, report in reports.items():
-        classes = report["whole"]["classes"].values()
-        precision, recall = (sum(one[key] for one in classes) / len(classes) for key in ("precision", "recall"))
-        paper = PUBLISHED["classifiers"].get(name)
-        body.append(
-            [
-                name,
-                report["whole"]["macro_f1"],
-                precision,
-                recall,
-                report["cut"]["macro_f1"],
-                f"{report['parameters']:,}",
-                f"{report['texts']:,}",
-                "–" if paper is None else " / ".join(f"{value:.2f}" for value in paper[:3]),
-            ]
-        )
-    header = ["classifier", "macro F1", "precision", "recall", f"F1 at {LENGTH} tokens", "parameters", "texts"]
-    return table([*header, "the paper: F1 / precision / recall"], body)

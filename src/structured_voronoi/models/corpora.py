@@ -50,6 +50,11 @@ class Labelled(NamedTuple):
     texts: list[str]
     labels: list[str]
 
+    def part(self, rows: slice, without: str | None = None) -> Labelled:
+        """Some of the rows, without one label."""
+        pairs = [pair for pair in zip(self.texts[rows], self.labels[rows], strict=True) if pair[1] != without]
+        return Labelled([text for text, _ in pairs], [label for _, label in pairs])
+
 
 def labelled_texts(data: str, text_column: str, label_column: str, limit: int | None = None) -> Labelled:
     """Two columns of a CSV or TSV file, at most ``limit`` rows of it, rows with an empty cell left out; or, with
