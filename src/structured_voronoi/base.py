@@ -30,7 +30,9 @@ class Target(Protocol):
     * ``guide(tokens) -> (chains, N, d)``: a steering field that is cheaper than the gradient;
       ``log_prob_and_guide(tokens)`` gives both from one evaluation;
     * ``allowed``, bool (M,): the tokens that may be sampled;
-    * ``box``, a number: every coordinate of x lies in [-box, box] (the paper's compact set K).
+    * ``box``, a number: every coordinate of x lies in [-box, box] (the paper's compact set K);
+    * ``controls`` {control: weight}, ``control_log_probs(tokens)`` and ``softened()``: as `Controlled` has them, for
+      targets with hard constraints of their own.
     """
 
     @property
@@ -52,8 +54,12 @@ class Enumerable(Target, Protocol):
 class Autoregressive(Target, Protocol):
     """A target that draws each token given those before it: what redrawing moves need.
 
-    Optional: ``redraw(tokens, start, stop, levels) -> Redrawn``, which redraws a range of positions at the cost of one
-    evaluation, and ``normalised``, unset where something stands on the right of the tokens.
+    Optional attributes, used when present:
+
+    * ``redraw(tokens, start, stop, levels) -> Redrawn``: a range of positions redrawn at the cost of one evaluation;
+    * ``token_log_probs(tokens) -> (chains, N)``: log p of each token given those before it;
+    * ``normalised``: False where something stands on the right of the tokens;
+    * ``log_bound``, a number: log p of the target never exceeds that of its model by more; rejection needs it.
     """
 
     def conditionals(self, tokens: Int[Tensor, "chain n"], start: int) -> Float[Tensor, "chain rest token"]: ...
@@ -148,12 +154,23 @@ Start = Literal["random", "ancestral"] | Int[Tensor, "chain n"] | None
 class Sampler(Protocol):
     """An immutable settings object. All chains advance together as one batch.
 
-    State is a NamedTuple that holds what the next step needs, ``tokens`` (chains, N) among it. A sampler with
-    settings to be tuned also has ``tuned(target, seed, start) -> Sampler``.
+    State is a NamedTuple that holds what the next step needs, ``tokens`` (chains, N) among it.
+
+    Optional attributes, used when present:
+
+    * ``tuned(target, seed, start) -> Sampler``: the same with settings found on pilot chains;
+    * ``independent``, True where every step is a draw of its own, so that no warm-up is needed;
+    * ``resume(target, state, tokens, energy) -> (state, evaluated)``: the state after another sampler has moved the
+      tokens, and for which chains it had to be evaluated. `Cycle` needs it.
     """
 
     def init(self, target: Target, rng: Rng, start: Start) -> Any: ...
     def step(self, target: Target, rng: Rng, state: Any) -> tuple[Any, Info]: ...
+
+
+def is_independent(sampler: Sampler) -> bool:
+    """Is every step a draw of its own?"""
+    return bool(getattr(sampler, "independent", False))
 
 
 class Rng:

@@ -70,7 +70,7 @@ def sample(
     """
     import json
 
-    from structured_voronoi.base import SamplingError, did_you_mean
+    from structured_voronoi.base import SamplingError, did_you_mean, is_independent
 
     for name, value, least in (("-n", n, 1), ("--warmup", warmup or 0, 0), ("--thin", thin, 1)):
         if value < least:
@@ -103,7 +103,7 @@ def sample(
         sampler, why = choose(target, seed, warmup + thin, scale)
         print(f"svs: {why}", file=sys.stderr)
     chosen, batches = text_sampler(sampler, scale), []
-    steps = 1 if getattr(chosen, "independent", False) else warmup + thin
+    steps = 1 if is_independent(chosen) else warmup + thin
     with contextlib.nullcontext() if out is None else out.open("w", encoding="utf-8") as file:
         for batch in draw_texts(target, chosen, n, steps, seed, start):
             batches.append(batch)
@@ -191,7 +191,8 @@ def train_classifier(
 
     from structured_voronoi.base import SamplingError
     from structured_voronoi.experiments.report import writable_folder
-    from structured_voronoi.models import classifiers
+    from structured_voronoi.models.classifier_training import check_labels, train_classifier
+    from structured_voronoi.models.classifiers import ClassifierRecipe
     from structured_voronoi.models.corpora import labelled_texts
     from structured_voronoi.models.loading import load_model
     from structured_voronoi.run.progress import progress_bar
@@ -199,11 +200,11 @@ def train_classifier(
     if epochs is not None and not 0 < epochs < 10_000:
         raise SamplingError(f"--epochs {epochs}: choose a positive number, 4 for example")
     found = labelled_texts(data, text, label, limit)
-    classifiers.counted(found.labels)
-    recipe = classifiers.ClassifierRecipe(kind=kind, epochs=epochs, seed=seed)
+    check_labels(found.labels)
+    recipe = ClassifierRecipe(kind=kind, epochs=epochs, seed=seed)
     loaded, folder = load_model(model, device), writable_folder(out)
     with progress_bar(recipe.steps(len(found.texts)), show=True, what="training") as tick:
-        report = classifiers.train_classifier(found.texts, found.labels, loaded, folder, recipe, tick)
+        report = train_classifier(found.texts, found.labels, loaded, folder, recipe, tick)
     grid = Table("label", "precision", "recall", "F1", "held-out texts")
     for name, one in report["classes"].items():
         grid.add_row(name, *(f"{one[what]:.3f}" for what in ("precision", "recall", "f1")), str(one["count"]))
@@ -247,16 +248,21 @@ def reproduce(
     if seed is not None and seed < 0:
         raise SamplingError(f"--seed {seed} is negative; use 0 or more")
     settings = {key: value for key, value in (("runs", runs), ("seed", seed)) if value is not None}
-    found = [one for one, file in NEED_DATA.items() if data is not None and (Path(data) / file).exists()]
-    if name in NEED_DATA and name not in found:
-        raise SamplingError(f"{name} needs texts with labels; give --data FOLDER with {NEED_DATA[name]}")
-    chosen = [one for one in EXPERIMENTS if one not in NEED_DATA or one in found] if name == "all" else [name]
-    if data is not None and not set(chosen) & set(WITH_DATA):
+    if data not in (None, "builtin") and not Path(data).exists():
+        raise SamplingError(f"--data {data} does not exist; give a folder of E2E or SST-2 files, or a text file")
+    if data is not None and name not in (*WITH_DATA, "all"):
         raise SamplingError(f"--data does not go with {name}; it is for {', '.join(WITH_DATA)}")
+    fits = {one for one, file in WITH_DATA.items() if data is not None and (not file or (Path(data) / file).exists())}
+    if name not in fits and (name in NEED_DATA or (name in WITH_DATA and data is not None)):
+        raise SamplingError(f"{name} needs texts with labels; give --data FOLDER with {WITH_DATA[name]}")
+    left_out = [one for one in NEED_DATA if one not in fits] if name == "all" else []
+    for one in left_out:
+        print(f"svs: {one} is left out; it needs --data FOLDER with {WITH_DATA[one]}", file=sys.stderr)
+    chosen = [one for one in EXPERIMENTS if one not in left_out] if name == "all" else [name]
     folder = writable_folder(out, chosen)
     for one in chosen:
         experiment = importlib.import_module(f"structured_voronoi.experiments.{one}")
-        own = {"data": data} if one in WITH_DATA else {}
+        own = {"data": data} if one in fits else {}
         for path in experiment.run(folder, **settings, **own):
             print(path)
     return 0
@@ -287,10 +293,10 @@ def verify(
     with contextlib.suppress(KeyboardInterrupt), progress_bar(len(cases()), show=True, what="verify") as tick:
         for verdict in verdicts(chains, seed):
             fit = verdict.found.fit
-            failed, done = failed + (verdict.word == "FAILED"), done + 1
+            failed, done = failed + (verdict.failed), done + 1
             numbers = (f"{fit.tv:.4f}", f"{fit.floor:.4f}", f"{fit.ratio:.2f}", f"{fit.p_value:.2g}")
             row = (verdict.case.sampler, verdict.case.target, *numbers, f"{verdict.found.moved:.0%}", verdict.word)
-            grid.add_row(*row, style="bold red" if verdict.word == "FAILED" else None)
+            grid.add_row(*row, style="bold red" if verdict.failed else None)
             tick()
     Console(width=None if sys.stdout.isatty() else 120).print(grid)
     print(f"{failed} of {sum(case.claims_exact for case in cases())} claims of exactness failed ({chains:,} chains).")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 import structured_voronoi as sv
+from structured_voronoi.metrics.classification import classification_report
 from structured_voronoi.models.judge import Judge
 from structured_voronoi.models.prefix_classifier import (
     PrefixClassifier,
-    PrefixPredictor,
     PrefixRecipe,
     train_prefix_classifier,
 )
@@ -28,7 +29,7 @@ def labelled(count: int, seed: int) -> tuple[list[str], list[str]]:
 def test_the_judge_tells_foods_apart(tmp_path: Path) -> None:
     judge = Judge.train(*labelled(3000, seed=5), seed=0)
     texts, labels = labelled(500, seed=6)
-    report = judge.report(texts, labels)
+    report = classification_report(labels, judge.predict(texts), judge.labels)
     assert set(report["classes"]) == set(FOODS)
     assert report["macro_f1"] > 0.95
     judge.save(tmp_path)
@@ -45,16 +46,14 @@ def test_the_prefix_classifier_reads_prefixes(tmp_path: Path) -> None:
     labels = ["low" if text[2] < 3 else "high" for text in texts]
     lists = [text[: 3 + i % 3].tolist() for i, text in enumerate(texts)]
     steps = []
-    model, report = train_prefix_classifier(
-        lists[:500], labels[:500], (lists[500:], labels[500:]), 6, SMALL, lambda note, count: steps.append(count)
-    )
+    model = train_prefix_classifier(lists[:500], labels[:500], 6, SMALL, lambda note, count: steps.append(count))
     assert sum(steps) == SMALL.steps(500)
-    assert report["macro_f1"] > 0.95
+    assert classification_report(labels[500:], model.predict(lists[500:]), model.labels)["macro_f1"] > 0.95
     known, unknown = (model.log_prob(texts[:, :n], "low").exp() for n in (4, 2))
     assert (known - (texts[:, 2] < 3).float()).abs().mean() < 0.1
     assert (unknown - 0.5).abs().mean() < 0.2
     model.save(tmp_path)
-    predictor = PrefixPredictor(PrefixClassifier.load(tmp_path), "low")
+    predictor = partial(PrefixClassifier.load(tmp_path).log_prob, label="low")
     assert torch.equal(predictor(texts[:, :4]), model.log_prob(texts[:, :4], "low"))
     with pytest.raises(sv.SamplingError, match="no label 'lo'; did you mean 'low'"):
         model.log_prob(texts, "lo")

@@ -23,7 +23,6 @@ from structured_voronoi.experiments import (
     topic,
     truth,
 )
-from structured_voronoi.models import cache
 from structured_voronoi.models.classifiers import ClassifierRecipe
 from structured_voronoi.models.prefix_classifier import PrefixRecipe
 from structured_voronoi.models.restaurants import descriptions
@@ -55,7 +54,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         (control_runs, "WEIGHTS", (0.1,)), (control_runs, "METHODS", METHODS), (control_truth, "WEIGHT", 0.1),
         (control_runs, "SECONDS", 0.0), (topic, "TEXTS", 2), (control_runs, "GRID_TEXTS", 2),
         (control_truth, "STEPS", 1), (topic, "FOODS", ("Italian", "French")), (topic, "GRID_TARGETS", ("Italian",)),
-        (cache, "EXPERIMENT", TINY), (text_models, "EXPERIMENT", TINY),
+        (text_models, "RECIPE", TINY),
         (control_task, "LIGHT", ClassifierRecipe(hidden=8, epochs=1.0)),
         (control_task, "PROBE", ClassifierRecipe(kind="probe", hidden=4, epochs=0.2)),
         (control_task, "PREFIX", PrefixRecipe(embedding=8, hidden=8, epochs=0.5)),

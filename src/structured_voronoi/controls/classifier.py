@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from structured_voronoi.base import SamplingError, checked_device, did_you_mean
-from structured_voronoi.models.classifiers import difference, first_token, identity_of, load_classifier, states_of
+from structured_voronoi.models.classifiers import first_token, identity_of, load_classifier, mismatch, states_of
 from structured_voronoi.models.control_list import BUNDLED_CONTROLS, bundled_controls
 from structured_voronoi.models.loading import Loaded
 from structured_voronoi.targets.language_model import LanguageModel
@@ -50,7 +50,7 @@ class Classifier:
 
     def bind(self, model: LanguageModel) -> Self:
         """A copy that reads this language model's embeddings; an error if it was trained with another one's."""
-        apart = difference(self.config["model"], identity_of(Loaded(model.model, model.tokenizer)))
+        apart = mismatch(self.config["model"], identity_of(Loaded(model.model, model.tokenizer)))
         if apart:
             raise SamplingError(
                 f"the classifier {self.name} was trained with another language model ({apart}); train one for this "
@@ -82,7 +82,7 @@ class Classifier:
         return found.detach(), gradient
 
     def _score(self, lm: LanguageModel, tokens: Tensor, embeds: Tensor | None = None) -> Tensor:
-        first = first_token(lm.tokenizer) if self.kind == "probe" else 0
+        first = first_token(self.kind, lm.tokenizer)
         states = states_of(self.kind, lm.model, first, tokens, embeds)
         lengths = torch.full((len(tokens),), states.shape[1], device=tokens.device)
         logits = self.network(states.to(self.network.out.weight.dtype), lengths)  # type: ignore[union-attr,arg-type]

@@ -70,12 +70,21 @@ class Predicate:
     def __invert__(self) -> Predicate:
         if self.kind == "log_score":
             raise SamplingError(f"{self.name} gives log-scores, which have no opposite; negate the function itself")
-        return Predicate(lambda text: 1.0 - math.exp(self._score(text)), f"not {self.name}", "probability")
+        return Predicate(lambda text: 1.0 - self._answer(text), f"not {self.name}", "probability")
 
     def log_prob(self, tokens: Int[Tensor, "chain n"], texts: list[str]) -> Float[Tensor, " chain"]:
         return torch.tensor([self._score(text) for text in texts], dtype=torch.float64, device=tokens.device)
 
     def _score(self, text: str) -> float:
+        value = self._answer(text)
+        if math.isnan(value):
+            return -math.inf
+        if self.kind == "log_score":
+            return value if value < math.inf else -math.inf
+        return math.log(value) if value > 0 else -math.inf
+
+    def _answer(self, text: str) -> float:
+        """What the function says: a probability, or a log-score, or NaN."""
         try:
             found = self.function(text)
             if hasattr(found, "item"):
@@ -85,26 +94,23 @@ class Predicate:
                 f"the control {self.name} failed on the text {text!r}: {type(error).__name__}: {error}; "
                 "make the function answer for every text"
             ) from error
-        if isinstance(found, bool):
-            return 0.0 if found else -math.inf
-        if not isinstance(found, numbers.Real):
+        if not isinstance(found, (bool, numbers.Real)):
             raise SamplingError(
                 f"the control {self.name} gave {found!r} for the text {text!r}; return True, False or a number"
             )
         value = float(found)
-        if math.isnan(value):
-            return -math.inf
         if self.kind == "log_score":
+            if isinstance(found, bool):
+                return 0.0 if found else -math.inf
             if value > self.bound:
                 raise SamplingError(
                     f"the control {self.name} gave {value} for the text {text!r}, above its bound of {self.bound}; "
                     "raise the bound"
                 )
-            return value if value < math.inf else -math.inf
-        if not 0 <= value <= 1:
+        elif not (0 <= value <= 1 or math.isnan(value)):
             remedy = "" if self.kind == "probability" else ", or say kind='log_score' if it is one"
             raise SamplingError(
                 f"the control {self.name} gave {value} for the text {text!r}, which is no probability; "
                 f"return a number from 0 to 1{remedy}"
             )
-        return math.log(value) if value > 0 else -math.inf
+        return value

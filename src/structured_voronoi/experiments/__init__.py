@@ -14,8 +14,15 @@ EXPERIMENTS = {
     "crossings": "the exact crossing finder against the paper's α grid on the same trajectories",
 }
 
-WITH_DATA = ("lm", "mixing", "efficiency", "topic", "sentiment", "combined")
-"""Experiments that can also run on a language model trained on the user's data."""
+WITH_DATA = {
+    "lm": "",
+    "mixing": "",
+    "efficiency": "",
+    "topic": "trainset.csv",
+    "sentiment": "train.tsv",
+    "combined": "trainset.csv",
+}
+"""Experiments that can run on a language model trained on the user's texts, and the file their folder must hold."""
 
-NEED_DATA = {"topic": "trainset.csv", "sentiment": "train.tsv"}
-"""Experiments that cannot do without, and a file that their folder holds."""
+NEED_DATA = ("topic", "sentiment")
+"""Experiments that cannot do without."""

@@ -10,18 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from structured_voronoi.base import Control, Sampler
+from structured_voronoi.base import Control, Sampler, is_independent
 from structured_voronoi.controls.classifier import Classifier
 from structured_voronoi.controls.predicate import Predicate
-from structured_voronoi.experiments.chains import side_by_side
-from structured_voronoi.experiments.control_truth import difference
 from structured_voronoi.experiments.report import table, write_report
-from structured_voronoi.experiments.text_models import LENGTH, experiment_model, named
+from structured_voronoi.experiments.text_models import LENGTH, experiment_model, model_name, named
 from structured_voronoi.experiments.topic import topic_guide
+from structured_voronoi.experiments.workers import side_by_side
+from structured_voronoi.metrics.divergence import difference
 from structured_voronoi.run.sampling import steps
 from structured_voronoi.samplers.ancestral import Ancestral
 from structured_voronoi.samplers.choices import text_sampler
-from structured_voronoi.samplers.rejection import Rejection
 from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.language_model import LanguageModel
 
@@ -49,7 +48,7 @@ def run(out: Path, runs: int = 400, seed: int = 0, progress: bool = True, data: 
         _compared(case, {name: found[case, name] for name in ("rejection", "svs+refresh", "ancestral")})
         for case in CASES
     ]
-    results = {"runs": runs, "seed": seed, "rows": rows, "model": model if data is None else named("model", data)}
+    results = {"runs": runs, "seed": seed, "rows": rows, "model": model_name(data)}
     stem = named("combined", data)
     return write_report(out, stem, results, _markdown(results), {})
 
@@ -62,9 +61,9 @@ def _draw(task: tuple[str, str], model: str, guide: str | None, runs: int, seed:
     if name == "ancestral":
         tokens, info = next(steps(lm, Ancestral(), BASE_TEXTS, seed + 1))
     else:
-        sampler: Sampler = Rejection() if name == "rejection" else text_sampler(name)
+        sampler: Sampler = text_sampler(name)
         begun = process_time()
-        *_, (tokens, info) = islice(steps(target, sampler, runs, seed), 1 if name == "rejection" else STEPS)
+        *_, (tokens, info) = islice(steps(target, sampler, runs, seed), 1 if is_independent(sampler) else STEPS)
     scores = target.control_log_probs(tokens)
     met = np.all([score.exp().numpy() > 0.5 for score in scores.values()], axis=0)
     return {

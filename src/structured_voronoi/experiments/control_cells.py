@@ -9,32 +9,26 @@ import hashlib
 import json
 import os
 import time
-from dataclasses import asdict, dataclass
-from functools import cache
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from structured_voronoi.base import Info, Rng, Sampler, Start, Target, added
+from structured_voronoi.base import Info, Rng, Sampler, Start, Target, added, is_independent
 from structured_voronoi.controls.classifier import Classifier
 from structured_voronoi.experiments.text_models import LENGTH
 from structured_voronoi.models.judge import Judge
-from structured_voronoi.models.prefix_classifier import PrefixClassifier, PrefixPredictor
+from structured_voronoi.models.prefix_classifier import PrefixClassifier
 from structured_voronoi.samplers.choices import text_sampler
 from structured_voronoi.samplers.fudge import Fudge
-from structured_voronoi.samplers.langevin import Langevin
-from structured_voronoi.samplers.mucola import MuCoLa
-from structured_voronoi.samplers.pncg import PNCG
-from structured_voronoi.samplers.svs import SVS
 from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.language_model import LanguageModel
 
 FUDGE_LEAST = 1e-4
 """Of the 200 most probable tokens FUDGE's predictor is asked about those at least so probable: a BiLSTM is slow."""
-DIRECT = ("ancestral", "rejection", "fudge")
-"""One step is one draw."""
 
 
 class Task(NamedTuple):
@@ -66,21 +60,16 @@ class Cell:
     """… or for so many steps."""
     seed: int = 0
 
-    @property
-    def file(self) -> str:
-        text = json.dumps([asdict(self), FUDGE_LEAST, repr(text_sampler("svs+refresh"))], sort_keys=True)
-        return f"{self.method}-{self.target}-{hashlib.sha256(text.encode()).hexdigest()[:10]}.json"
-
 
 def draw_cell(cell: Cell, task: Task) -> dict[str, Any]:
     """The texts of a cell and what is known of them: from its file, or drawn now."""
-    path = Path(task.cells) / cell.file
+    sampler = _sampler(cell, task)
+    path = Path(task.cells) / _file(cell, sampler)
     if path.exists():
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return found
     model = _language_model(task.model)
     target = Controlled(model, {Classifier.load(task.guide, cell.target): cell.weight})
-    sampler = _sampler(cell, task)
     begun = time.process_time()
     tokens, info, steps = _run(model if cell.method == "ancestral" else target, sampler, cell)
     seconds = time.process_time() - begun
@@ -108,6 +97,11 @@ def draw_cell(cell: Cell, task: Task) -> dict[str, Any]:
     return found
 
 
+def _file(cell: Cell, sampler: Sampler) -> str:
+    whole = json.dumps([asdict(cell), LENGTH, repr(sampler)], sort_keys=True)
+    return f"{cell.method}-{cell.target}-{hashlib.sha256(whole.encode()).hexdigest()[:10]}.json"
+
+
 @cache
 def _language_model(folder: str) -> LanguageModel:
     return LanguageModel.load(folder, length=LENGTH)
@@ -115,18 +109,13 @@ def _language_model(folder: str) -> LanguageModel:
 
 def _sampler(cell: Cell, task: Task) -> Sampler:
     if cell.method == "fudge":
-        return Fudge(
-            PrefixPredictor(PrefixClassifier.load(Path(task.prefix)), cell.target).__call__,
-            cell.weight,
-            least=FUDGE_LEAST,
-        )
-    samplers: dict[str, Sampler] = {
-        "pncg": PNCG(cell.step_size, guidance="forward"),
-        "mucola": MuCoLa(cell.step_size),
-        "langevin": Langevin(cell.step_size),
-        "svs-paper": SVS.paper(cell.step_size, 0.3, metropolis=False),
-    }
-    return samplers.get(cell.method) or text_sampler(cell.method)
+        predictor = partial(PrefixClassifier.load(Path(task.prefix)).log_prob, label=cell.target)
+        return Fudge(predictor, cell.weight, least=FUDGE_LEAST)
+    sampler: Any = text_sampler(cell.method)
+    settings = {"step_size": cell.step_size} if hasattr(sampler, "step_size") else {}
+    if cell.method == "svs-paper":
+        settings["discontinuity_step"] = 0.3  # the paper's for control; 0.4 is that for plain text
+    return replace(sampler, **settings) if settings else sampler  # type: ignore[no-any-return]
 
 
 def _run(target: Target, sampler: Sampler, cell: Cell) -> tuple[Tensor, Info, int]:
@@ -139,5 +128,5 @@ def _run(target: Target, sampler: Sampler, cell: Cell) -> tuple[Tensor, Info, in
         state, info = sampler.step(target, rng, state)
         total, count = info if total is None else added(total, info), count + 1
         late = cell.seconds is not None and time.process_time() - begun >= cell.seconds
-        if cell.method in DIRECT or late or count == cell.steps:
+        if is_independent(sampler) or late or count == cell.steps:
             return torch.as_tensor(state.tokens), total, count

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from structured_voronoi.experiments.chains import side_by_side
 from structured_voronoi.experiments.control_cells import Cell, Task, draw_cell
 from structured_voronoi.experiments.text_models import LENGTH
+from structured_voronoi.experiments.workers import side_by_side
 from structured_voronoi.metrics.text import distinct, perplexity
 
 METHODS = ("ancestral", "fudge", "mucola", "langevin", "svs-paper", "svs", "svs+refresh", "pncg", "rejection")
@@ -22,18 +22,11 @@ WEIGHTS = (1.5, 2.5, 4.0)
 
 
 def every_method(
-    task: Task,
-    reports: dict[str, Any],
-    targets: tuple[str, ...],
-    grid_targets: tuple[str, ...],
-    count: int,
-    seed: int,
-    progress: bool,
+    task: Task, targets: tuple[str, ...], grid_targets: tuple[str, ...], count: int, seed: int, progress: bool
 ) -> dict[str, Any]:
     """What a report of controlled generation is made of: the grids, and the numbers of every cell."""
     winners = searched(task, grid_targets, seed, progress)
-    rows = tabulated(task, targets, winners, count, seed, progress)
-    return {"seed": seed, "classifiers": reports, "grid": winners, "rows": rows}
+    return {"seed": seed, "grid": winners, "rows": drawn_at_winners(task, targets, winners, count, seed, progress)}
 
 
 def settings(method: str) -> list[Cell]:
@@ -57,23 +50,20 @@ def settings(method: str) -> list[Cell]:
 
 def searched(task: Task, targets: tuple[str, ...], seed: int, progress: bool) -> dict[str, dict[str, Any]]:
     """The winner of each method's grid, on some targets, by the guide's own opinion and the perplexity."""
+    grid = [(method, place) for method in METHODS for place in range(len(settings(method)))]
     cells = [
-        replace(cell, target=target, count=GRID_TEXTS, seconds=GRID_SECONDS, seed=seed + 100)
-        for method in METHODS
-        for cell in settings(method)
+        replace(settings(method)[place], target=target, count=GRID_TEXTS, seconds=GRID_SECONDS, seed=seed + 100)
+        for method, place in grid
         for target in targets
     ]
     drawn = side_by_side(partial(draw_cell, task=task), cells, "grid search", progress)
-    base = float(np.mean([_perplexity(one).mean() for one in drawn if one["method"] == "ancestral"]))
+    of = {point: drawn[i * len(targets) : (i + 1) * len(targets)] for i, point in enumerate(grid)}
+    base = float(np.mean([_perplexity(one).mean() for one in of["ancestral", 0]]))
     found = {}
     for method in METHODS:
         rows = []
-        for place, cell in enumerate(settings(method)):
-            mine = [
-                one
-                for one, asked in zip(drawn, cells, strict=True)
-                if replace(asked, target="", count=0, seconds=None, seed=0) == cell
-            ]
+        for place in range(len(settings(method))):
+            mine = of[method, place]
             success = float(np.mean([np.mean(np.array(one["guide"]) > 0.5) for one in mine]))
             ppl = float(np.mean([_perplexity(one).mean() for one in mine]))
             score = success - float(np.log10(ppl / base))
@@ -83,7 +73,7 @@ def searched(task: Task, targets: tuple[str, ...], seed: int, progress: bool) ->
     return found
 
 
-def tabulated(
+def drawn_at_winners(
     task: Task,
     targets: tuple[str, ...],
     winners: dict[str, dict[str, Any]],
@@ -116,5 +106,5 @@ def _judged(one: dict[str, Any]) -> dict[str, Any]:
         "perplexities": ppl.tolist(),
         "energy": float(np.mean(one["energy"])),
         "distinct": [distinct(one["tokens"], n) for n in (1, 2, 3)],
-        "example": one["texts"][0].strip().replace("\n", " ").replace("|", "/"),
+        "example": one["texts"][0],
     }

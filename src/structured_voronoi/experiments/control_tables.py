@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from structured_voronoi.experiments.control_runs import GRID_SECONDS, GRID_TEXTS, settings
-from structured_voronoi.experiments.report import new_figure, table
+from structured_voronoi.experiments.report import COLOURS, new_figure, table
 from structured_voronoi.experiments.text_models import LENGTH
 from structured_voronoi.metrics.text import bootstrap_mean, wilson
 
@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PUBLISHED = tomllib.loads((Path(__file__).parent / "published.toml").read_text(encoding="utf-8"))
-COLOURS = {
-    "ancestral": "#555555", "fudge": "#b07aa1", "mucola": "#4a6fa5", "langevin": "#c8553d", "svs-paper": "#8fbf6a",
-    "svs": "#76b7b2", "svs+refresh": "#0b6e4f", "pncg": "#e0a030", "rejection": "#000000",
-}  # fmt: skip
 AXES = ("success", "-ppl mean", "-ppl sd", "dist-1", "dist-2", "dist-3")
 
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from structured_voronoi.experiments.chains import side_by_side
 from structured_voronoi.experiments.control_cells import Cell, Task, draw_cell
 from structured_voronoi.experiments.report import table
 from structured_voronoi.experiments.text_models import LENGTH
+from structured_voronoi.experiments.workers import side_by_side
+from structured_voronoi.metrics.divergence import difference
 from structured_voronoi.metrics.text import bootstrap_ratio, distinct, perplexity
 
 WEIGHT, STEPS, SET = 1.5, 80, 20
@@ -51,11 +52,6 @@ def compared(drawn: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
         "evaluations": {method: float(np.mean([one["evaluations"] for one in drawn[method]])) for method in BOTH},
         "seconds": {method: float(np.sum([one["seconds_taken"] for one in drawn[method]])) for method in BOTH},
     }
-
-
-def difference(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
-    """The difference of two means and its standard error."""
-    return float(a.mean() - b.mean()), float(np.sqrt(a.var(ddof=1) / len(a) + b.var(ddof=1) / len(b)))
 
 
 def rejection_markdown(found: dict[str, Any]) -> str:

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from structured_voronoi.base import Sampler
-from structured_voronoi.experiments.chains import side_by_side
 from structured_voronoi.experiments.report import table, write_report
-from structured_voronoi.experiments.text_models import LENGTH, experiment_model, named
+from structured_voronoi.experiments.text_models import LENGTH, experiment_model, model_name, named
+from structured_voronoi.experiments.workers import side_by_side
 from structured_voronoi.metrics.divergence import Interval
 from structured_voronoi.run.sampling import steps
 from structured_voronoi.samplers.ancestral import Ancestral
@@ -72,7 +72,7 @@ def run(out: Path, runs: int = 32, seed: int = 0, progress: bool = True, data: s
     ]
     guided = side_by_side(work, variants, "guidance and dimensions", progress)
     results = {"runs": runs, "seed": seed, "budget": BUDGET, "rows": rows, "best": best, "guidance": guided}
-    results |= {"model": name if data is None else named("model", data)}
+    results |= {"model": model_name(data)}
     stem = named("efficiency", data)
     return write_report(out, stem, results, _markdown(results), {})
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from structured_voronoi.experiments.chains import side_by_side
 from structured_voronoi.experiments.checks import random_target, round_trip, stationarity
 from structured_voronoi.experiments.report import new_figure, table, write_report
 from structured_voronoi.experiments.twins import ColdMomentum, OutwardOnly, divided_by_square
+from structured_voronoi.experiments.workers import side_by_side
 from structured_voronoi.samplers.svs import SVS
 
 OPEN_SETTINGS = (

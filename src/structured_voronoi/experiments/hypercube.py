@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from structured_voronoi.base import Sampler
-from structured_voronoi.experiments.chains import divergence, independent_runs, run_iterations, side_by_side
+from structured_voronoi.experiments.chains import divergence, independent_runs, run_iterations
 from structured_voronoi.experiments.report import COLOURS, new_figure, table, write_report
 from structured_voronoi.experiments.toy import hmc, mucola, voronoi
+from structured_voronoi.experiments.workers import side_by_side
 from structured_voronoi.targets.categorical import hypercube
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from structured_voronoi.base import Sampler, Start
-from structured_voronoi.experiments.chains import side_by_side
-from structured_voronoi.experiments.report import new_figure, table, write_report
+from structured_voronoi.experiments.report import COLOURS, new_figure, table, write_report
 from structured_voronoi.experiments.text_models import LENGTH, experiment_model, named
+from structured_voronoi.experiments.workers import side_by_side
 from structured_voronoi.metrics.text import bootstrap_quantiles, perplexity, wasserstein
 from structured_voronoi.run.sampling import steps
 from structured_voronoi.samplers.choices import text_sampler
@@ -30,16 +30,23 @@ LEVELS = (0.05, 0.5, 0.95)
 
 
 def run(out: Path, runs: int = 100, seed: int = 0, progress: bool = True, data: str | None = None) -> list[Path]:
-    """``runs`` texts of each sampler against 1,000 ancestral ones."""
+    """``runs`` texts of each sampler against 1,000 ancestral ones, or as many."""
     model, stem = experiment_model(data, progress), named("lm", data)
     rows = side_by_side(partial(_texts, model=model, runs=runs, seed=seed), (*BURN_IN, *FROM_RANDOM), "lm", progress)
     truth = np.array(rows[0]["perplexity"])
     other = np.array(_texts("ancestral", model, runs * 10, seed + 1)["perplexity"])
-    floor = [wasserstein(truth, other[i : i + runs]) for i in range(0, len(other), runs)]
+    floor = [wasserstein(truth, other[i : i + runs]) for i in range(0, len(other) - runs + 1, runs)]
     for row in rows:
         row["wasserstein"] = wasserstein(truth, np.array(row["perplexity"]))
         row["quantiles"] = bootstrap_quantiles(np.array(row["perplexity"]), LEVELS)
-    results = {"runs": runs, "seed": seed, "length": LENGTH, "floor": float(np.mean(floor)), "rows": rows}
+    results = {
+        "runs": runs,
+        "seed": seed,
+        "length": LENGTH,
+        "ancestral": len(truth),
+        "floor": float(np.mean(floor)),
+        "rows": rows,
+    }
     results |= {"model": model if data is None else named("model", data)}
     return write_report(out, stem, results, _markdown(results, stem), {stem: _picture(rows)})
 
@@ -59,12 +66,12 @@ def _texts(name: str, model: str, runs: int, seed: int) -> dict[str, Any]:
 
 
 def _markdown(results: dict[str, Any], stem: str) -> str:
+    runs, ancestral = results["runs"], results["ancestral"]
     intro = (
-        f"{results['runs']} texts of {LENGTH} tokens from each sampler and {ANCESTRAL} ancestral ones, model: "
-        f"{results['model']}, seed {results['seed']}. Perplexity of the drawn tokens under the sampled model; 95 % "
-        f"bootstrap intervals. The Wasserstein distance between {ANCESTRAL} and {results['runs']} ancestral texts is "
-        f"{results['floor']:.3g} on average. {', '.join(FROM_RANDOM)} start from random tokens, the others from "
-        "ancestral texts."
+        f"{runs} texts of {LENGTH} tokens from each sampler and {ancestral} ancestral ones, model: {results['model']}, "
+        f"seed {results['seed']}. Perplexity of the drawn tokens under the sampled model; 95 % bootstrap intervals. "
+        f"The Wasserstein distance between {ancestral} and {runs} ancestral texts is {results['floor']:.3g} on "
+        f"average. {', '.join(FROM_RANDOM)} start from random tokens, the others from ancestral texts."
     )
     body = [
         [
@@ -73,7 +80,7 @@ def _markdown(results: dict[str, Any], stem: str) -> str:
             row["evaluations"],
             row["wasserstein"],
             *(f"{q:.3g} ({low:.3g} – {high:.3g})" for q, low, high in row["quantiles"]),
-            row["example"].replace("\n", " ").replace("|", "/"),
+            row["example"],
         ]
         for row in results["rows"]
     ]
@@ -85,7 +92,7 @@ def _picture(rows: list[dict[str, Any]]) -> Figure:
     figure, axis = new_figure(8, 4)
     edges = np.geomspace(1, max(max(row["perplexity"]) for row in rows) * 1.01, 60)
     for row in rows:
-        style = {"linewidth": 2.5, "color": "#555555"} if row["sampler"] == "ancestral" else {"linewidth": 1.3}
+        style = {"linewidth": 2.5 if row["sampler"] == "ancestral" else 1.3, "color": COLOURS[row["sampler"]]}
         axis.hist(row["perplexity"], bins=edges, density=True, histtype="step", label=row["sampler"], **style)
     axis.set(xscale="log", yscale="log", xlabel="perplexity of a text", ylabel="density")
     axis.legend(frameon=False, fontsize=8)

@@ -12,24 +12,24 @@ import torch
 from torch import Tensor
 
 from structured_voronoi.base import Sampler
-from structured_voronoi.experiments.chains import side_by_side
 from structured_voronoi.experiments.report import new_figure, table, write_report
-from structured_voronoi.experiments.text_models import LENGTH, experiment_model, named
+from structured_voronoi.experiments.text_models import LENGTH, experiment_model, model_name, named
+from structured_voronoi.experiments.workers import side_by_side
+from structured_voronoi.metrics.divergence import difference
 from structured_voronoi.metrics.text import perplexity, wasserstein
 from structured_voronoi.run.sampling import steps
 from structured_voronoi.samplers.ancestral import Ancestral
-from structured_voronoi.samplers.choices import TEXT_DIMENSIONS, TEXT_SCALE
+from structured_voronoi.samplers.choices import TEXT_DIMENSIONS, TEXT_SCALE, text_sampler
 from structured_voronoi.samplers.cycle import Cycle
 from structured_voronoi.samplers.refresh import Refresh
-from structured_voronoi.samplers.svs import SVS
 from structured_voronoi.targets.language_model import LanguageModel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ANCESTRAL, ALONE_STEPS, RANDOM_CHAINS, RANDOM_COST, MOST_STEPS = 2000, 100, 32, 2000, 200
-SVS_TEXT = SVS(TEXT_SCALE, dimensions=TEXT_DIMENSIONS)
-BLOCKS = Cycle(SVS_TEXT, Refresh(block=5, suffix=False, moves=3))
+ALONE = text_sampler("svs")
+BLOCKS = Cycle(ALONE, Refresh(block=5, suffix=False, moves=3))
 """Without suffix redraws: a redraw from the first position would simply be ancestral sampling."""
 PARTS = ("half", "alone", "random, blocks", "random, blocks and suffixes")
 
@@ -40,7 +40,7 @@ def run(out: Path, runs: int = 400, seed: int = 0, progress: bool = True, data: 
     work = partial(_part, name=name, runs=runs, seed=seed)
     found = dict(zip(PARTS, side_by_side(work, PARTS, "mixing", progress), strict=True))
     truth = _ancestral(LanguageModel.load(name, length=LENGTH), ANCESTRAL, seed + 1)[1]
-    results = {"runs": runs, "seed": seed, "model": name if data is None else named("model", data)}
+    results = {"runs": runs, "seed": seed, "model": model_name(data)}
     results |= {"half": _half(found["half"], truth, name, runs, seed), "alone": found["alone"]}
     results |= {"truth": float(truth.mean()), "random": {part: found[part] for part in PARTS[2:]}}
     stem = named("mixing", data)
@@ -53,7 +53,7 @@ def _part(part: str, name: str, runs: int, seed: int) -> dict[str, Any]:
         return _until_half_changed(target, runs, seed)
     if part == "alone":
         return _alone(target, runs, seed)
-    sampler = BLOCKS if part == PARTS[2] else Cycle(SVS_TEXT, Refresh(block=5, moves=3))
+    sampler = BLOCKS if part == PARTS[2] else text_sampler("svs+refresh")
     return _from_random(target, sampler, seed)
 
 
@@ -82,16 +82,16 @@ def _until_half_changed(target: LanguageModel, runs: int, seed: int) -> dict[str
 def _half(found: dict[str, Any], truth: np.ndarray, name: str, runs: int, seed: int) -> dict[str, Any]:
     """The energies beside ancestral ones: difference in standard errors, Wasserstein distance and its floor."""
     mine = np.array(found["energies"])
-    error = float(np.sqrt(mine.var(ddof=1) / len(mine) + truth.var(ddof=1) / len(truth)))
+    apart, error = difference(mine, truth)
     more = _ancestral(LanguageModel.load(name, length=LENGTH), 10 * runs, seed + 3)[1]
-    apart = [wasserstein(_perplexity(truth), _perplexity(more[i : i + runs])) for i in range(0, len(more), runs)]
+    others = [wasserstein(_perplexity(truth), _perplexity(more[i : i + runs])) for i in range(0, len(more), runs)]
     return {
         **{key: found[key] for key in ("steps", "evaluations", "changed", "other")},
         "energy": float(mine.mean()),
-        "difference": float(mine.mean() - truth.mean()),
+        "difference": apart,
         "error": error,
         "wasserstein": wasserstein(_perplexity(truth), _perplexity(mine)),
-        "floor": float(np.mean(apart)),
+        "floor": float(np.mean(others)),
     }
 
 
@@ -102,7 +102,7 @@ def _perplexity(energy: np.ndarray) -> np.ndarray:
 def _alone(target: LanguageModel, runs: int, seed: int) -> dict[str, Any]:
     """SVS without refresh moves: the change of each chain's energy."""
     start, before = _ancestral(target, runs, seed + 4)
-    tokens, info = next(islice(steps(target, SVS_TEXT, runs, seed, start), ALONE_STEPS - 1, None))
+    tokens, info = next(islice(steps(target, ALONE, runs, seed, start), ALONE_STEPS - 1, None))
     change = info.energy.double().numpy() - before
     moved = float((tokens != start).double().mean())
     return {"drift": float(change.mean()), "error": float(change.std(ddof=1) / np.sqrt(runs)), "changed": moved}

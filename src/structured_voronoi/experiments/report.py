@@ -16,14 +16,12 @@ from structured_voronoi.base import SamplingError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# one colour a sampler, the same in every picture
 COLOURS = {
-    "vs": "#0b6e4f",
-    "vs_paper": "#8fbf6a",
-    "hmc": "#c8553d",
-    "mucola": "#4a6fa5",
-    "independent": "#555555",
-}
+    "vs": "#0b6e4f", "vs_paper": "#8fbf6a", "hmc": "#c8553d", "mucola": "#4a6fa5", "independent": "#555555",
+    "ancestral": "#555555", "fudge": "#b07aa1", "langevin": "#c8553d", "svs-paper": "#8fbf6a", "svs": "#76b7b2",
+    "svs+refresh": "#0b6e4f", "pncg": "#e0a030", "gwg": "#9c755f", "rejection": "#000000",
+}  # fmt: skip
+"""One colour a sampler, the same in every picture."""
 
 
 def writable_folder(path: Path, names: Sequence[str] = ()) -> Path:
@@ -96,4 +94,4 @@ def _plain(value: Any) -> Any:
 
 
 def _shown(cell: Any) -> str:
-    return f"{cell:.3g}" if isinstance(cell, float) else str(cell)
+    return f"{cell:.3g}" if isinstance(cell, float) else " ".join(str(cell).split()).replace("|", "/")

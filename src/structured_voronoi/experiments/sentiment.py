@@ -21,8 +21,8 @@ POSITIVE = "1"
 def run(out: Path, runs: int = TEXTS, seed: int = 0, progress: bool = True, *, data: str) -> list[Path]:
     """``runs`` positive texts of every method."""
     splits = {name: labelled_texts(str(Path(data) / f"{name}.tsv"), "sentence", "label") for name in ("train", "test")}
-    task, reports = prepared("sentiment", experiment_model(data, progress), splits, None, seed, progress)
-    results = every_method(task, reports, (POSITIVE,), (POSITIVE,), runs, seed, progress)
+    task, reports = prepared("sentiment", experiment_model(data, progress), splits, None, progress)
+    results = {"classifiers": reports} | every_method(task, (POSITIVE,), (POSITIVE,), runs, seed, progress)
     return write_report(out, "sentiment", results, _markdown(results), pictures(results, "sentiment"))
 
 

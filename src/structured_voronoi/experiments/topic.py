@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from structured_voronoi.base import SamplingError
 from structured_voronoi.experiments.control_runs import SECONDS, TEXTS, every_method
 from structured_voronoi.experiments.control_tables import pictures, sections
-from structured_voronoi.experiments.control_task import prepared
+from structured_voronoi.experiments.control_task import prepared, trained_guide
 from structured_voronoi.experiments.control_truth import against_rejection, rejection_markdown
 from structured_voronoi.experiments.report import table, write_report
 from structured_voronoi.experiments.text_models import LENGTH, experiment_model
-from structured_voronoi.models.corpora import Labelled
+from structured_voronoi.models.corpora import Labelled, labelled_texts
 from structured_voronoi.models.restaurants import FOODS
 
 NONE = "none"
@@ -26,8 +24,8 @@ FILES = {"train": "trainset.csv", "test": "testset_w_refs.csv"}
 def run(out: Path, runs: int = 100, seed: int = 0, progress: bool = True, *, data: str) -> list[Path]:
     """20 texts a target of every method; ``runs`` texts a target of SVS with refresh moves against rejection."""
     splits = _splits(data)
-    task, reports = prepared("topic", experiment_model(data, progress), splits, NONE, seed, progress)
-    results = every_method(task, reports, FOODS, GRID_TARGETS, TEXTS, seed, progress)
+    task, reports = prepared("topic", experiment_model(data, progress), splits, NONE, progress)
+    results = {"classifiers": reports} | every_method(task, FOODS, GRID_TARGETS, TEXTS, seed, progress)
     counts = {name: Counter(split.labels) for name, split in splits.items()}
     results["counts"] = {name: [count[food] for food in (*FOODS, NONE)] for name, count in counts.items()}
     results["truth"] = against_rejection(task, FOODS, runs, seed, progress)
@@ -36,7 +34,8 @@ def run(out: Path, runs: int = 100, seed: int = 0, progress: bool = True, *, dat
 
 def topic_guide(data: str, progress: bool) -> str:
     """The folder of the classifier of food that guides, trained if need be."""
-    return prepared("topic", experiment_model(data, progress), _splits(data), NONE, 0, progress)[0].guide
+    splits = _splits(data)
+    return str(trained_guide("topic", experiment_model(data, progress), splits, NONE, progress)[0])
 
 
 def _splits(data: str) -> dict[str, Labelled]:
@@ -45,15 +44,9 @@ def _splits(data: str) -> dict[str, Labelled]:
 
 def foods(path: Path) -> Labelled:
     """The reviews of one E2E file and the food that each is about, or none."""
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-    except OSError as error:
-        raise SamplingError(f"{path} cannot be read ({error.strerror}); give a folder with the E2E files") from error
-    if not rows or not {"mr", "ref"} <= set(rows[0]):
-        raise SamplingError(f"{path} has no columns mr and ref; give the files of the E2E challenge")
-    found = [re.search(r"food\[(.*?)\]", row["mr"]) for row in rows]
-    return Labelled([" ".join(row["ref"].split()) for row in rows], [match[1] if match else NONE for match in found])
+    texts, meanings = labelled_texts(str(path), "ref", "mr")
+    found = [re.search(r"food\[(.*?)\]", meaning) for meaning in meanings]
+    return Labelled(texts, [match[1] if match else NONE for match in found])
 
 
 def _markdown(results: dict[str, Any]) -> str:

@@ -14,7 +14,6 @@ from structured_voronoi.experiments.chains import (
     independent_runs,
     run_chains,
     run_iterations,
-    side_by_side,
 )
 from structured_voronoi.experiments.report import table, write_report
 from structured_voronoi.experiments.toy_pictures import (
@@ -23,6 +22,7 @@ from structured_voronoi.experiments.toy_pictures import (
     js_picture,
     trajectory_picture,
 )
+from structured_voronoi.experiments.workers import side_by_side
 from structured_voronoi.samplers.hmc import HMC
 from structured_voronoi.samplers.mucola import MuCoLa
 from structured_voronoi.samplers.svs import SVS

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from structured_voronoi.base import Control, Sampler
+from structured_voronoi.base import Control, Sampler, is_independent
 from structured_voronoi.controls.classifier import Classifier
 from structured_voronoi.controls.predicate import Predicate
-from structured_voronoi.experiments.chains import side_by_side
 from structured_voronoi.experiments.checks import stationarity
 from structured_voronoi.experiments.report import table, write_report
 from structured_voronoi.experiments.twins import OutwardOnly
+from structured_voronoi.experiments.workers import side_by_side
 from structured_voronoi.samplers.cycle import Cycle
 from structured_voronoi.samplers.gwg import GibbsWithGradients
 from structured_voronoi.samplers.pncg import PNCG
@@ -53,27 +53,13 @@ def controls() -> dict[str, Control]:
     return {"classifier": Classifier.load("price", "expensive"), "black box": Predicate(likes_pubs, "pubs")}
 
 
-class Listed(NamedTuple):
-    """The language model over few tokens, and every text of it."""
-
-    model: LanguageModel
-    texts: torch.Tensor
-    """(text, position): tokens of the model's own vocabulary."""
-    tokens: torch.Tensor
-
-
-def listed() -> Listed:
-    loaded = LanguageModel.load("bundled", length=LENGTH)
-    tokens = [loaded.tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in WORDS]
-    model = LanguageModel(loaded.model, loaded.tokenizer, PROMPT, LENGTH, allowed=tokens)
-    places = torch.cartesian_prod(*[torch.arange(len(WORDS))] * LENGTH)
-    return Listed(model, torch.tensor(tokens)[places], torch.tensor(tokens))
-
-
 @cache
 def tabulated(name: str = NONE) -> AutoregressiveTable:
     """Scored once by the model and a control, with the target's own guidance; float64 from here on."""
-    (model, texts, tokens), control = listed(), controls().get(name)
+    loaded, control = LanguageModel.load("bundled", length=LENGTH), controls().get(name)
+    tokens = torch.tensor([loaded.tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in WORDS])
+    model = LanguageModel(loaded.model, loaded.tokenizer, PROMPT, LENGTH, allowed=tokens.tolist())
+    texts = tokens[torch.cartesian_prod(*[torch.arange(len(WORDS))] * LENGTH)]
     target = model if control is None else Controlled(model, {control: 1.0})
     log_prob, (total, guide) = model.log_prob(texts).double(), target.log_prob_and_guide(texts)
     shape = (len(WORDS),) * LENGTH
@@ -97,7 +83,7 @@ def run(out: Path, runs: int = 20_000, seed: int = 4, progress: bool = True) -> 
 def _check(task: tuple[str, str], runs: int, seed: int) -> dict[str, Any]:
     control, name = task
     sampler = (SAMPLERS | UNDER_CONTROL)[name]
-    found = stationarity(tabulated(control), sampler, runs, 1 if name == "rejection" else STEPS, seed)
+    found = stationarity(tabulated(control), sampler, runs, 1 if is_independent(sampler) else STEPS, seed)
     fit = found.fit
     return {"control": control, "sampler": name, "moved": found.moved, "p": fit.p_value, "tv": fit.tv, "z": fit.z}
 

@@ -22,7 +22,9 @@ from structured_voronoi.targets.potts import PottsTarget
 from structured_voronoi.targets.tabular import AutoregressiveTable
 
 LEVEL = 1e-4
-"""A sampler that claims to be exact fails below this p-value."""
+"""A sampler that claims to be exact fails below this p-value …"""
+LEAST_MOVED = 0.3
+"""… and where fewer chains move than this: who stays at the truth proves nothing."""
 
 
 class Case(NamedTuple):
@@ -38,9 +40,15 @@ class Verdict(NamedTuple):
     found: Stationarity
 
     @property
+    def failed(self) -> bool:
+        return self.word.startswith("FAILED")
+
+    @property
     def word(self) -> str:
         if not self.case.claims_exact:
             return "biased by design" if self.found.fit.p_value < LEVEL else "no bias seen"
+        if self.found.moved < LEAST_MOVED:
+            return "FAILED: does not move"
         return "exact" if self.found.fit.p_value >= LEVEL else "FAILED"
 
 

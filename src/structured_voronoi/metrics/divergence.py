@@ -93,3 +93,8 @@ def mean_interval(values: Float[ndarray, " run"], level: float = 0.95) -> Interv
     mean, error = float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values)))
     half = float(stats.norm.ppf((1 + level) / 2)) * error
     return Interval(mean, mean - half, mean + half)
+
+
+def difference(a: ndarray, b: ndarray) -> tuple[float, float]:
+    """The difference of two means and its standard error."""
+    return float(a.mean() - b.mean()), float(np.sqrt(a.var(ddof=1) / len(a) + b.var(ddof=1) / len(b)))

@@ -12,7 +12,7 @@ import zlib
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -20,9 +20,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from structured_voronoi.base import SamplingError
-from structured_voronoi.metrics.classification import classification_report
 
 SIZE = 2**16
+EPOCHS, BATCH, RATE = 5, 256, 0.01
 WEIGHTS, CONFIG = "judge.safetensors", "judge.json"
 
 
@@ -36,9 +36,7 @@ class Judge:
         nn.init.zeros_(self.weights.weight)
 
     @classmethod
-    def train(
-        cls, texts: list[str], labels: list[str], seed: int = 0, epochs: int = 5, batch: int = 256, rate: float = 0.01
-    ) -> Self:
+    def train(cls, texts: list[str], labels: list[str], seed: int = 0) -> Self:
         """A judge of the labels that occur, trained with Adam."""
         counts = Counter(labels)
         if len(texts) != len(labels) or len(counts) < 2:
@@ -50,12 +48,12 @@ class Judge:
         features = [_features(text) for text in texts]
         places = torch.tensor([judge.labels.index(label) for label in labels])
         balance = torch.tensor([len(labels) / len(counts) / counts[label] for label in judge.labels])
-        optimiser = torch.optim.Adam([judge.weights.weight, judge.bias], lr=rate)
+        optimiser = torch.optim.Adam([judge.weights.weight, judge.bias], lr=RATE)
         source = np.random.default_rng(seed)
-        for _ in range(epochs):
+        for _ in range(EPOCHS):
             order = source.permutation(len(texts))
-            for begin in range(0, len(texts), batch):
-                rows = order[begin : begin + batch]
+            for begin in range(0, len(texts), BATCH):
+                rows = order[begin : begin + BATCH]
                 logits = judge._logits([features[row] for row in rows])
                 loss = nn.functional.cross_entropy(logits, places[rows], weight=balance)
                 optimiser.zero_grad()
@@ -69,10 +67,6 @@ class Judge:
         if not texts:
             return []
         return [self.labels[place] for place in self._logits([_features(text) for text in texts]).argmax(-1).tolist()]
-
-    def report(self, texts: list[str], labels: list[str]) -> dict[str, Any]:
-        """Precision, recall and F1 of each label, and their mean, on texts that the judge has not seen."""
-        return classification_report(labels, self.predict(texts), self.labels)
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

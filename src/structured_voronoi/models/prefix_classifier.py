@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from structured_voronoi.base import SamplingError, did_you_mean
-from structured_voronoi.metrics.classification import classification_report
 
 WEIGHTS, CONFIG = "prefix_classifier.safetensors", "config.json"
 
@@ -33,7 +32,6 @@ class PrefixRecipe:
     embedding: int = 300
     hidden: int = 300
     layers: int = 3
-    bidirectional: bool = True
     dropout: float = 0.5
     batch: int = 64
     epochs: float = 3.0
@@ -57,10 +55,10 @@ class PrefixClassifier(nn.Module):
             recipe.layers,
             batch_first=True,
             dropout=recipe.dropout if recipe.layers > 1 else 0.0,
-            bidirectional=recipe.bidirectional,
+            bidirectional=True,
         )
         self.dropout = nn.Dropout(recipe.dropout)
-        self.out = nn.Linear(recipe.hidden * (1 + recipe.bidirectional), len(labels))
+        self.out = nn.Linear(2 * recipe.hidden, len(labels))
 
     def forward(
         self, tokens: Int[Tensor, "row n"], lengths: Int[Tensor, " row"] | None = None
@@ -112,25 +110,14 @@ class PrefixClassifier(nn.Module):
         return self.labels.index(label)
 
 
-class PrefixPredictor(NamedTuple):
-    """What `sv.Fudge` asks: log p(label | prefix) for one label."""
-
-    model: PrefixClassifier
-    label: str
-
-    def __call__(self, tokens: Int[Tensor, "row n"]) -> Float[Tensor, " row"]:
-        return self.model.log_prob(tokens, self.label)
-
-
 def train_prefix_classifier(
     texts: list[list[int]],
     labels: list[str],
-    held_out: tuple[list[list[int]], list[str]],
     vocabulary: int,
     recipe: PrefixRecipe,
     tick: Callable[[str, int], None],
-) -> tuple[PrefixClassifier, dict[str, Any]]:
-    """A classifier of prefixes, and how well it tells the labels of whole held-out texts.
+) -> PrefixClassifier:
+    """A classifier of prefixes.
 
     Texts are lists of the language model's tokens, without special ones; ``tick(note, steps)`` is told how it goes.
     """
@@ -159,10 +146,7 @@ def train_prefix_classifier(
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimiser.step()
             tick(f"loss {float(loss.detach()):.3f}", 1)
-    model.eval()
-    judged = [(text, label) for text, label in zip(*held_out, strict=True) if text]
-    report = classification_report([label for _, label in judged], model.predict([text for text, _ in judged]), names)
-    return model, {**report, "texts": len(kept), "recipe": asdict(recipe)}
+    return model.eval()
 
 
 def _padded(texts: list[list[int]], device: torch.device) -> tuple[Int[Tensor, "row n"], Int[Tensor, " row"]]:

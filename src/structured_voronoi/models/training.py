@@ -6,6 +6,7 @@ step, and weights and optimiser are written every few hundred steps as safetenso
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -45,6 +46,12 @@ class Recipe:
         return math.ceil(self.epochs * texts / self.batch)
 
 
+def digest(corpus: Corpus, recipe: Recipe) -> str:
+    """Twelve characters that change with the texts and with the recipe."""
+    whole = json.dumps([asdict(recipe), corpus.train, corpus.held_out])
+    return hashlib.sha256(whole.encode()).hexdigest()[:12]
+
+
 def train_language_model(
     corpus: Corpus, out: Path, recipe: Recipe, tick: Callable[[str, int], None], half: bool = False
 ) -> dict[str, Any]:
@@ -72,7 +79,7 @@ def train_language_model(
     model: Any = GPT2LMHeadModel(config)
     optimiser = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=0.01, betas=(0.9, 0.98))
     steps = recipe.steps(len(ids))
-    first = _resume(out / UNFINISHED, recipe, model, optimiser)
+    first = _resume(out / UNFINISHED, digest(corpus, recipe), model, optimiser)
     tick("", first)
     for step in range(first, steps):
         warm = min(1.0, (step + 1) / 100)
@@ -84,7 +91,7 @@ def train_language_model(
         optimiser.step()
         tick(f"loss {float(loss.detach()):.3f}", 1)
         if (step + 1) % CHECKPOINT_STEPS == 0 and step + 1 < steps:
-            _checkpoint(out / UNFINISHED, recipe, step + 1, model, optimiser)
+            _checkpoint(out / UNFINISHED, digest(corpus, recipe), step + 1, model, optimiser)
 
     model.eval()
     with torch.no_grad():
@@ -148,18 +155,18 @@ def _loss(model: Any, rows: list[list[int]]) -> Tensor:
     return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
 
 
-def _checkpoint(folder: Path, recipe: Recipe, step: int, model: Any, optimiser: Any) -> None:
+def _checkpoint(folder: Path, of: str, step: int, model: Any, optimiser: Any) -> None:
     """Weights and optimiser, written beside the last ones and renamed, so that a kill leaves one of the two."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {f"model.{name}": tensor for name, tensor in model.named_parameters()}
     for number, state in optimiser.state_dict()["state"].items():
         tensors |= {f"optimiser.{number}.{name}": torch.as_tensor(value) for name, value in state.items()}
-    metadata = {"step": str(step), "recipe": json.dumps(asdict(recipe))}
+    metadata = {"step": str(step), "of": of}
     save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, folder / "new", metadata)
     os.replace(folder / "new", folder / "state.safetensors")
 
 
-def _resume(folder: Path, recipe: Recipe, model: Any, optimiser: Any) -> int:
+def _resume(folder: Path, of: str, model: Any, optimiser: Any) -> int:
     """The step to go on from: 0 without a checkpoint."""
     path = folder / "state.safetensors"
     if not path.exists():
@@ -168,8 +175,10 @@ def _resume(folder: Path, recipe: Recipe, model: Any, optimiser: Any) -> int:
 
     with safe_open(path, "pt") as file:
         metadata = file.metadata()
-    if json.loads(metadata["recipe"]) != asdict(recipe):
-        raise SamplingError(f"{folder} holds a training with other settings; use the same ones or another --out")
+    if metadata.get("of") != of:
+        raise SamplingError(
+            f"{folder} holds a training with other settings or other texts; use the same ones or another --out"
+        )
     tensors = load_file(path)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from structured_voronoi.base import Info, Rng, Sampler, SamplingError, Start, Target, added
+from structured_voronoi.base import Info, Rng, Sampler, SamplingError, Start, Target, added, is_independent
 from structured_voronoi.run.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def sample(
     rng = Rng(seed, chains, device=target.embeddings.device)
     if hasattr(sampler, "tuned"):
         sampler = sampler.tuned(target, seed, start)
-    if getattr(sampler, "independent", False):
+    if is_independent(sampler):
         warmup = 0
 
     recorder, warmup_cost, interrupted = Recorder(draws), 0, True

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from structured_voronoi.base import Info, Rng, Sampler, Start, added
+from structured_voronoi.base import Info, Rng, Sampler, Start, added, is_independent
 from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.language_model import LanguageModel
 
@@ -56,7 +56,7 @@ def draw_texts(
     """``count`` texts, each after ``steps`` steps of a chain of its own."""
     if hasattr(sampler, "tuned"):
         sampler = sampler.tuned(target, seed, start)
-    together = DRAWS_AT_A_TIME if getattr(sampler, "independent", False) else CHAINS_AT_A_TIME
+    together = DRAWS_AT_A_TIME if is_independent(sampler) else CHAINS_AT_A_TIME
     ahead = 1 if steps < LEAST_STEPS else together  # where it comes soon, the first text comes alone
     for begin, end in pairwise([0, *range(ahead, count, together), count]):
         chains = range(begin, end)

@@ -10,12 +10,15 @@ from structured_voronoi.base import BLOCK, Autoregressive, Redrawn, Rng, Samplin
 
 
 def autoregressive(target: Target, what: str) -> Autoregressive:
-    """The target, or an error if it has no conditionals."""
+    """The target, or an error if its tokens cannot be redrawn."""
     if not hasattr(target, "conditionals"):
         raise SamplingError(
             f"{what} needs a target with `conditionals(tokens, start)`, a language model for example, and "
             f"{type(target).__name__} has none; use another sampler or start"
         )
+    temperature = getattr(target, "temperature", 1.0)
+    if temperature != 1.0:  # the conditionals of p^(1/T) are not those of p
+        raise SamplingError(f"{what} does not know temperatures, and this target has {temperature}; use SVS alone")
     return target  # type: ignore[return-value]
 
 
@@ -75,7 +78,12 @@ def satisfying(target: Target, rng: Rng, tokens: Int[Tensor, "chain n"], tries: 
 
 def ancestral_draw(target: Target, rng: Rng) -> Redrawn:
     """Independent draws from an autoregressive target, one a chain."""
-    model = autoregressive(target, "an ancestral start")
+    return draw_all(target, rng.uniform(target.length), "an ancestral start")
+
+
+def draw_all(target: Target, levels: Float[Tensor, "chain n"], what: str) -> Redrawn:
+    """Every token of every row drawn from the target given those before it; ``what`` needs them."""
+    model = autoregressive(target, what)
     some = int(torch.as_tensor(getattr(target, "allowed", torch.ones(1))).long().argmax())
-    blank = torch.full((len(rng), target.length), some, device=target.embeddings.device)
-    return redraw(model, blank, 0, target.length, rng.uniform(target.length))
+    blank = torch.full(levels.shape, some, device=target.embeddings.device)
+    return redraw(model, blank, 0, target.length, levels)

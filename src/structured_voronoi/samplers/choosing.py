@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import Literal, NamedTuple
 
-from structured_voronoi.base import Rng, SamplingError, Target
+from structured_voronoi.base import Rng, Target
 from structured_voronoi.samplers.choices import TEXT_SCALE, text_sampler
-from structured_voronoi.samplers.rejection import acceptance
+from structured_voronoi.samplers.evaluation import NoStartError
+from structured_voronoi.samplers.rejection import NoBoundError, acceptance
 
 PILOT_TRIES, PILOT_CHAINS, PILOT_STEPS = 128, 8, 2
 
@@ -25,7 +26,7 @@ def choose(target: Target, seed: int, steps: int, scale: float | Literal["auto"]
         return Choice("ancestral", "ancestral, because nothing weighs on the language model's own draws")
     try:
         share = acceptance(target, seed, PILOT_TRIES)
-    except SamplingError as error:  # no bound, or one that does not hold
+    except NoBoundError as error:
         return Choice("svs+refresh", f"svs+refresh, because {str(error).split(';')[0]}")
     tries = 1 / share if share > 0 else math.inf
     cost = steps * chain_cost(target, seed, scale)
@@ -42,7 +43,7 @@ def chain_cost(target: Target, seed: int, scale: float | Literal["auto"] = TEXT_
     rng = Rng(seed, PILOT_CHAINS, "choice", target.embeddings.device)
     try:
         state = sampler.init(target, rng, None)
-    except SamplingError:
+    except NoStartError:
         return math.inf
     evaluations = 0
     for _ in range(PILOT_STEPS):

@@ -18,6 +18,10 @@ TRIES = 500
 """Draws of each chain that needs a start of finite energy."""
 
 
+class NoStartError(SamplingError):
+    """No state of finite energy was found to start from."""
+
+
 class Evaluation(NamedTuple):
     """U(m) and the steering field of each row; infinite and zero where either was not finite."""
 
@@ -121,7 +125,7 @@ def begin(
             break
         tokens = torch.where(first.finite[:, None], tokens, drawn())
     failed = int((~first.finite).sum())
-    raise SamplingError(
+    raise NoStartError(
         f"{failed} of {len(rng)} chains found no state of finite energy: none of their {failed * TRIES} {start} draws "
         f"had one{_refusals(target, tokens[~first.finite])} lengthen the text, or give tokens to start from"
     )

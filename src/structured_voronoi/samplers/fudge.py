@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -46,7 +46,7 @@ class Candidates(NamedTuple):
 class Fudge:
     """Settings of FUDGE."""
 
-    predictor: Predictor
+    predictor: Predictor = field(repr=False)
     weight: float = 1.0
     """γ: the power of the predictor's probability."""
     candidates: int = 200
@@ -60,10 +60,13 @@ class Fudge:
     def __post_init__(self) -> None:
         number(weight=self.weight)
         whole(candidates=self.candidates)
+        number(least=self.least)
+        if not 0 <= self.least < 1:
+            raise SamplingError(f"least = {self.least!r} is no probability below 1; choose one, for example least=1e-4")
         if not callable(self.predictor):
             raise SamplingError(
                 f"predictor = {self.predictor!r} cannot be called; give a function of prefixes (rows, n) that returns "
-                "log p(label | prefix), a PrefixPredictor for example"
+                "log p(label | prefix), for example partial(PrefixClassifier.load(folder).log_prob, label=…)"
             )
 
     def init(self, target: Target, rng: Rng, start: Start) -> State:

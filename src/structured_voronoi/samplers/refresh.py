@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.base import Info, Rng, SamplingError, Start, Target, added, quiet_info
+from structured_voronoi.base import Info, Rng, Start, Target, added, quiet_info
 from structured_voronoi.samplers.autoregressive import autoregressive, redraw, token_log_probs
 from structured_voronoi.samplers.evaluation import begin, cells_of_target, whole
 
@@ -49,8 +49,6 @@ class Refresh:
 
     def init(self, target: Target, rng: Rng, start: Start) -> State:
         model = autoregressive(target, "a refresh move")
-        if getattr(target, "temperature", 1.0) != 1.0:
-            raise SamplingError(f"refresh moves do not know temperatures; this target has {target.temperature}")  # type: ignore[attr-defined]
         tokens, first = begin(target, cells_of_target(target), rng, start, "none")
         log_probs = token_log_probs(model, tokens).double()
         return State(tokens, log_probs, -first.energy - log_probs.sum(-1), 0)

@@ -17,12 +17,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from structured_voronoi.base import Info, Rng, SamplingError, Start, Target, quiet_info
-from structured_voronoi.samplers.autoregressive import ancestral_draw, autoregressive, redraw
+from structured_voronoi.samplers.autoregressive import ancestral_draw, autoregressive, draw_all
 from structured_voronoi.samplers.evaluation import whole
 
 TOLERANCE = 1e-4
 """By how much rounding may lift a score above its bound."""
 REMEDY = "lower the weight, loosen the control or use svs+refresh"
+
+
+class NoBoundError(SamplingError):
+    """Scores have no bound, or exceed the one that is declared: rejection would not be exact."""
 
 
 class State(NamedTuple):
@@ -49,8 +53,6 @@ class Rejection:
     def init(self, target: Target, rng: Rng, start: Start) -> State:
         """Tokens to begin with, which are no draw: rejection forgets them."""
         autoregressive(target, "rejection sampling")
-        if getattr(target, "temperature", 1.0) != 1.0:
-            raise SamplingError(f"rejection does not know temperatures; this target has {target.temperature}")  # type: ignore[attr-defined]
         log_bound(target)
         return State(start if isinstance(start, Tensor) else ancestral_draw(target, rng.fork("start")).tokens, 0)
 
@@ -110,10 +112,7 @@ def tries(target: Target, rng: Rng, numbers: Int[Tensor, " row"]) -> Tries:
     levels_each = target.length + 1
     rng.counter = numbers * ((levels_each + 1) // 2)
     levels = rng.uniform(levels_each)
-    some = int(torch.as_tensor(getattr(target, "allowed", torch.ones(1))).long().argmax())
-    blank = torch.full((len(rng), target.length), some, device=target.embeddings.device)
-    model = autoregressive(target, "rejection sampling")
-    tokens, log_probs, right = redraw(model, blank, 0, target.length, levels[:, :-1])
+    tokens, log_probs, right = draw_all(target, levels[:, :-1], "rejection sampling")
     right = torch.where(log_probs.isfinite().all(-1), right, -torch.inf)  # what has no score is no draw
     log_chance = log_acceptance(target, tokens, right)
     accepted = log_chance.isfinite() & (levels[:, -1].log() < log_chance)
@@ -128,7 +127,7 @@ def log_acceptance(target: Target, tokens: Int[Tensor, "row n"], right: Float[Te
     above = chance.isfinite() & (chance > TOLERANCE)
     if above.any():
         row = above.long().argmax()
-        raise SamplingError(_broken_bound(target, tokens[row][None], float(chance[row])))
+        raise NoBoundError(_broken_bound(target, tokens[row][None], float(chance[row])))
     return chance
 
 
@@ -146,11 +145,11 @@ def log_bound(target: Target) -> float:
     """What log p of the target never exceeds that of the model by; an error if it has no bound."""
     total = float(getattr(target, "log_bound", 0.0))
     if not math.isfinite(total):
-        raise SamplingError(f"the target's log_bound is {total}; rejection needs a finite one, or use svs+refresh")
+        raise NoBoundError(f"the target's log_bound is {total}; rejection needs a finite one, or use svs+refresh")
     for control, weight in getattr(target, "controls", {}).items():
         bound = float(getattr(control, "bound", 0.0))
         if weight and not math.isfinite(bound):
-            raise SamplingError(
+            raise NoBoundError(
                 f"control {control.name!r} has the bound {bound}, so that rejection is impossible; "
                 "declare a `bound` that its scores never exceed or use svs+refresh"
             )

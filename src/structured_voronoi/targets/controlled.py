@@ -82,7 +82,7 @@ class Controlled:
     def _weighed(self, tokens: Tensor) -> Float[Tensor, " chain"]:
         """Σ_k weight_k log p(t_k | m)."""
         texts = self.texts(tokens)
-        total = self.embeddings.new_zeros(len(tokens), dtype=torch.float32)
+        total = self.embeddings.new_zeros(len(tokens), dtype=torch.float64)
         for control, weight in self.controls.items():
             if weight:  # 0 · (-inf) is no number
                 total = total + weight * control.log_prob(tokens, texts).to(total).clamp(min=self._least)
@@ -92,7 +92,7 @@ class Controlled:
         self, tokens: Tensor, of_model: Callable[[Tensor], tuple[Tensor, Tensor]], name: str
     ) -> tuple[Tensor, Tensor]:
         total, field = of_model(tokens)
-        texts = self.texts(tokens)
+        total, texts = total.double(), self.texts(tokens)
         for control, weight in self.controls.items():
             if not weight:
                 continue

@@ -1,0 +1,153 @@
+"""Train a classifier on a language model's own tokens, from labelled texts; the language model is frozen."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from structured_voronoi.base import SamplingError
+from structured_voronoi.metrics.classification import classification_report
+from structured_voronoi.models.classifiers import (
+    NETWORKS,
+    ClassifierRecipe,
+    Kind,
+    encoded,
+    guesses,
+    identity_of,
+    logits_of,
+    longest,
+    save_classifier,
+)
+from structured_voronoi.models.loading import Loaded
+
+SHORT = 20
+"""Texts are judged whole and cut to this many tokens, the default length of a sampled text."""
+
+
+def train_classifier(
+    texts: list[str],
+    labels: list[str],
+    loaded: Loaded,
+    out: Path,
+    recipe: ClassifierRecipe,
+    tick: Callable[[str, int], None],
+) -> dict[str, Any]:
+    """Train into the folder ``out``; ``tick(note, steps)`` is told how it goes. Returns the report, which is also
+    kept in the folder's config.json."""
+    if recipe.kind not in get_args(Kind):
+        raise SamplingError(f"kind {recipe.kind!r} is unknown; choose {' or '.join(get_args(Kind))}")
+    check_labels(labels)
+    names = sorted(set(labels))
+    ids, most = encoded(texts, loaded, recipe), longest(loaded, recipe)
+    known = np.array([names.index(label) for label in labels])
+    learn, judge = _split(known, recipe)
+    table = loaded.model.get_input_embeddings().weight
+    torch.manual_seed(recipe.seed)
+    scale = 1 / float(table.float().std())
+    network = NETWORKS[recipe.kind](table.shape[1], recipe.hidden, len(names), scale).to(table.device).train()
+    optimiser = torch.optim.AdamW(network.parameters(), lr=recipe.learning_rate, weight_decay=0.01)
+    weights = _weights(known[learn], len(names)).to(table.device)
+    source, steps = np.random.default_rng(recipe.seed), recipe.steps(len(ids))
+    for step, rows in zip(range(steps), _batches(learn, recipe.batch, source), strict=False):
+        optimiser.param_groups[0]["lr"] = recipe.learning_rate * min(1.0, (step + 1) / 50) * (1 - step / steps)
+        varied = _varied([ids[row] for row in rows], len(loaded.tokenizer), source)
+        logits = logits_of(network, recipe.kind, loaded, [row[:most] for row in varied])
+        wanted = torch.tensor(known[rows], device=table.device)
+        loss = nn.functional.cross_entropy(logits, wanted, weight=weights)
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimiser.step()
+        tick(f"loss {float(loss.detach()):.3f}", 1)
+    network.eval()
+    for parameter in network.parameters():
+        parameter.data = parameter.data.half().float()  # what is judged is what is saved
+
+    wanted_labels = [names[place] for place in known[judge]]
+    whole, short = (
+        classification_report(
+            wanted_labels, guesses(network, recipe.kind, names, loaded, [ids[row][:cut] for row in judge]), names
+        )
+        for cut in (None, SHORT)
+    )
+    report = {
+        **whole,
+        f"macro_f1_of_{SHORT}_tokens": short["macro_f1"],
+        "texts": len(learn),
+        "held_out_texts": len(judge),
+        "parameters": sum(part.numel() for part in network.parameters()),
+    }
+    config = {
+        "classifier": recipe.kind,
+        "labels": names,
+        "hidden": recipe.hidden,
+        "model": identity_of(loaded),
+        "recipe": asdict(recipe),
+        "report": report,
+    }
+    save_classifier(network, config, out)
+    return report
+
+
+def check_labels(labels: list[str]) -> None:
+    """An error if no classifier can be learnt from them."""
+    counts = Counter(labels)
+    if len(counts) < 2:
+        raise SamplingError(
+            f"all {len(labels)} texts have the label {labels[0]!r}; a classifier needs two classes or more"
+        )
+    rare = [label for label, count in counts.items() if count < 2]
+    if rare:
+        raise SamplingError(
+            f"the label {rare[0]!r} has a single text; give it two or more (one is to judge by), or leave it out"
+        )
+
+
+def _split(known: np.ndarray, recipe: ClassifierRecipe) -> tuple[np.ndarray, np.ndarray]:
+    """Rows to learn from and rows to judge by: the same share of every class, and one of each at the least."""
+    source = np.random.default_rng([recipe.seed, 1])
+    learn, judge = [], []
+    for label in np.unique(known):
+        rows = source.permutation(np.flatnonzero(known == label))
+        count = max(1, round(recipe.held_out * len(rows)))
+        judge.append(rows[:count])
+        learn.append(rows[count:])
+    return np.concatenate(learn), np.concatenate(judge)
+
+
+def _weights(known: np.ndarray, classes: int) -> Float[Tensor, " label"]:
+    """Rare classes weigh more, at most ten times as much as under equal weights; the mean over texts is 1."""
+    counts = np.bincount(known, minlength=classes)
+    weights = np.minimum(len(known) / (classes * np.maximum(counts, 1)), 10.0)
+    return torch.tensor(weights / (weights[known].mean()), dtype=torch.float32)
+
+
+def _batches(rows: np.ndarray, size: int, source: np.random.Generator) -> Iterator[np.ndarray]:
+    """Every row once an epoch, without end."""
+    while True:
+        order = source.permutation(rows)
+        yield from (order[i : i + size] for i in range(0, len(order), size))
+
+
+def _varied(rows: list[list[int]], tokens: int, source: np.random.Generator) -> list[list[int]]:
+    """Texts as samplers meet them: half of the time their beginnings alone, and half of the time with a few random
+    tokens before and after, which mean nothing."""
+    if source.random() < 0.5:
+        cut = int(source.integers(8, max(9, max(map(len, rows)) + 1)))
+        rows = [row[:cut] for row in rows]
+    if source.random() < 0.5:
+        rows = [_rubbish(tokens, source) + row + _rubbish(tokens, source) for row in rows]
+    return rows
+
+
+def _rubbish(tokens: int, source: np.random.Generator) -> list[int]:
+    found: list[int] = source.integers(tokens, size=source.integers(9)).tolist()
+    return found
