@@ -37,6 +37,8 @@ CONTROLS = {
     "not …": "the opposite of a keyword, a regex or a function",
 }
 
+TEXT_SCALE = 0.16
+"""Of SVS on text where nothing else is asked for: docs/results.md, efficiency."""
 TEXT_SAMPLERS = (
     "svs+refresh", "rejection", "svs", "refresh", "ancestral", "svs-paper", "langevin", "mucola", "pncg", "gwg"
 )  # fmt: skip

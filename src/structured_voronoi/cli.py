@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 
-from structured_voronoi.catalogue import CONTROLS, MODELS, SAMPLERS, TARGETS, TEXT_SAMPLERS
+from structured_voronoi.catalogue import CONTROLS, MODELS, SAMPLERS, TARGETS, TEXT_SAMPLERS, TEXT_SCALE
 from structured_voronoi.experiments import EXPERIMENTS, NEED_DATA, WITH_DATA
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def sample(
     scale: Annotated[
         float | Literal["auto"],
         Parameter(help="Width of SVS in nearest-neighbour distances; `auto` tunes it on pilot chains."),
-    ] = 0.3,
+    ] = TEXT_SCALE,
     warmup: Annotated[
         int | None,
         Parameter(help="Steps of each chain before its text: none where chains start at the truth, else 100."),

@@ -51,7 +51,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         (efficiency, "GRID", {"svs": [SVS(0.3, dimensions=8)], "refresh": [Refresh()]}), (truth, "STEPS", 1),
         (truth, "SAMPLERS", {"refresh": truth.BLOCKS}), (truth, "UNDER_CONTROL", {"refresh": truth.BLOCKS}),
         (combined, "STEPS", 2), (combined, "BASE_TEXTS", 20), (control_runs, "GRID_SECONDS", 0.0),
-        (control_runs, "WEIGHTS", (0.1,)), (control_runs, "METHODS", METHODS), (control_truth, "WEIGHT", 0.1),
+        (control_runs, "WEIGHTS", (0.1,)), (control_runs, "METHODS", METHODS), (topic, "WEIGHT", 0.1), (topic, "STRONG", 0.2),
         (control_runs, "SECONDS", 0.0), (topic, "TEXTS", 2), (control_runs, "GRID_TEXTS", 2),
         (control_truth, "STEPS", 1), (topic, "FOODS", ("Italian", "French")), (topic, "GRID_TARGETS", ("Italian",)),
         (text_models, "RECIPE", TINY),

@@ -17,6 +17,8 @@ METHODS = ("ancestral", "fudge", "mucola", "langevin", "svs-paper", "svs", "svs+
 GRID_SECONDS, SECONDS = 6.0, 25.0
 """Time of one core that a chain-based method has for a batch: in the grid search, and in the table."""
 GRID_TEXTS, TEXTS = 8, 20
+ENERGY_WEIGHT = 1.5
+"""γ at which the energies of all methods are compared, whatever γ they were drawn at."""
 WEIGHTS = (1.5, 2.5, 4.0)
 """γ of rejection and of SVS with open walls, in the grid search."""
 
@@ -104,7 +106,7 @@ def _judged(one: dict[str, Any]) -> dict[str, Any]:
         "successes": sum(label == one["target"] for label in one["judged"]),
         "count": len(one["judged"]),
         "perplexities": ppl.tolist(),
-        "energy": float(np.mean(one["energy"])),
+        "energy": float(np.mean(-np.array(one["log_prob"]) - ENERGY_WEIGHT * np.log(np.maximum(one["guide"], 1e-300)))),
         "distinct": [distinct(one["tokens"], n) for n in (1, 2, 3)],
         "example": one["texts"][0],
     }

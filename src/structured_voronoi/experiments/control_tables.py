@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from structured_voronoi.experiments.control_runs import GRID_SECONDS, GRID_TEXTS, settings
+from structured_voronoi.experiments.control_runs import ENERGY_WEIGHT, GRID_SECONDS, GRID_TEXTS, settings
 from structured_voronoi.experiments.report import COLOURS, new_figure, table
 from structured_voronoi.experiments.text_models import LENGTH
 from structured_voronoi.metrics.text import bootstrap_mean, wilson
@@ -84,7 +84,14 @@ def average_table(rows: list[dict[str, Any]], task_name: str) -> str:
                 "–" if paper is None else ", ".join(f"{value:.2f}" for value in paper),
             ]
         )
-    header = ["method", "success", "perplexity", "Dist-1/2/3", "energy", "LM evaluations a text"]
+    header = [
+        "method",
+        "success",
+        "perplexity",
+        "Dist-1/2/3",
+        f"energy at γ = {ENERGY_WEIGHT:g}",
+        "LM evaluations a text",
+    ]
     return table([*header, "control evaluations", "seconds a batch", "the paper: success, perplexity, Dist"], body)
 
 

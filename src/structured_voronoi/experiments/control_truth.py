@@ -14,16 +14,19 @@ from structured_voronoi.experiments.workers import side_by_side
 from structured_voronoi.metrics.divergence import difference
 from structured_voronoi.metrics.text import bootstrap_ratio, distinct, perplexity
 
-WEIGHT, STEPS, SET = 1.5, 80, 20
-"""γ; steps of each chain; texts of one set for Dist-n."""
+STEPS, SET = 80, 20
+"""Steps of each chain; texts of one set for Dist-n."""
 BOTH = ("svs+refresh", "rejection")
 
 
-def against_rejection(task: Task, targets: tuple[str, ...], count: int, seed: int, progress: bool) -> dict[str, Any]:
-    """``count`` texts a target of both, and how they differ."""
-    cells = [Cell(method, target, count, WEIGHT, steps=STEPS, seed=seed + 7) for target in targets for method in BOTH]
-    drawn = side_by_side(partial(draw_cell, task=task), cells, "against rejection", progress)
-    return compared({method: [one for one in drawn if one["method"] == method] for method in BOTH})
+def against_rejection(
+    task: Task, targets: tuple[str, ...], weight: float, count: int, seed: int, progress: bool
+) -> dict[str, Any]:
+    """``count`` texts a target of both at one weight γ, and how they differ."""
+    cells = [Cell(method, target, count, weight, steps=STEPS, seed=seed + 7) for target in targets for method in BOTH]
+    drawn = side_by_side(partial(draw_cell, task=task), cells, f"against rejection, γ = {weight:g}", progress)
+    found = compared({method: [one for one in drawn if one["method"] == method] for method in BOTH})
+    return {"weight": weight, **found}
 
 
 def compared(drawn: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
@@ -67,7 +70,7 @@ def rejection_markdown(found: dict[str, Any]) -> str:
     header = ["", "success", "energy", "perplexity", "Dist-1", "LM evaluations a text", "seconds of one core"]
     return "\n\n".join(
         [
-            f"{found['count']} texts of each, γ = {WEIGHT}; {STEPS} steps of SVS and Refresh from ancestral texts.",
+            f"{found['count']} texts of each, γ = {found['weight']:g}; {STEPS} steps of SVS and Refresh from ancestral texts.",
             table(header, body),
             f"Differences (SVS minus rejection, 95 % intervals): success {success[0]:+.3f} ({success[1]:+.3f} to "
             f"{success[2]:+.3f}); energy {energy[0]:+.2f} ± {energy[1]:.2f}. Ratios: perplexity {ratio[0]:.3f} "

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from structured_voronoi.base import Sampler
+from structured_voronoi.catalogue import TEXT_SCALE
 from structured_voronoi.experiments.report import new_figure, table, write_report
 from structured_voronoi.experiments.text_models import LENGTH, experiment_model, model_name, named
 from structured_voronoi.experiments.workers import side_by_side
@@ -19,7 +20,7 @@ from structured_voronoi.metrics.divergence import difference
 from structured_voronoi.metrics.text import perplexity, wasserstein
 from structured_voronoi.run.sampling import steps
 from structured_voronoi.samplers.ancestral import Ancestral
-from structured_voronoi.samplers.choices import TEXT_DIMENSIONS, TEXT_SCALE, text_sampler
+from structured_voronoi.samplers.choices import TEXT_DIMENSIONS, text_sampler
 from structured_voronoi.samplers.cycle import Cycle
 from structured_voronoi.samplers.refresh import Refresh
 from structured_voronoi.targets.language_model import LanguageModel
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 ANCESTRAL, ALONE_STEPS, RANDOM_CHAINS, RANDOM_COST, MOST_STEPS = 2000, 100, 32, 2000, 200
 ALONE = text_sampler("svs")
-BLOCKS = Cycle(ALONE, Refresh(block=5, suffix=False, moves=3))
+BLOCKS = Cycle(ALONE, Refresh(block=5, suffix=False, moves=5))
 """Without suffix redraws: a redraw from the first position would simply be ancestral sampling."""
 PARTS = ("half", "alone", "random, blocks", "random, blocks and suffixes")
 
@@ -128,7 +129,7 @@ def _markdown(results: dict[str, Any], stem: str) -> str:
         "# Mixing",
         f"Model: {results['model']}, N = {LENGTH}, seed {results['seed']}, SVS with scale {TEXT_SCALE} in "
         f"{TEXT_DIMENSIONS} dimensions. The mean energy of {ANCESTRAL:,} ancestral texts is {results['truth']:.2f}.",
-        f"**From ancestral texts**, SVS and Refresh (three blocks a step, at most 5 tokens, no suffix), "
+        f"**From ancestral texts**, SVS and Refresh (five blocks a step, at most 5 tokens, no suffix), "
         f"{results['runs']} chains: {half['changed']:.0%} of tokens had changed (some back again: "
         f"{half['other']:.0%} are other ones than at the start) after {half['steps']} steps "
         f"({half['evaluations']:.0f} evaluations a chain). Mean energy {half['energy']:.2f}: {half['difference']:+.2f} "

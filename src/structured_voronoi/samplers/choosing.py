@@ -6,7 +6,8 @@ import math
 from typing import Literal, NamedTuple
 
 from structured_voronoi.base import Rng, Target
-from structured_voronoi.samplers.choices import TEXT_SCALE, text_sampler
+from structured_voronoi.catalogue import TEXT_SCALE
+from structured_voronoi.samplers.choices import text_sampler
 from structured_voronoi.samplers.evaluation import NoStartError
 from structured_voronoi.samplers.rejection import NoBoundError, acceptance
 
