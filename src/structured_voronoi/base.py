@@ -205,6 +205,12 @@ class Rng:
         own = self.chains.tolist() if chains is None else chains
         return type(self)(self.seed, own, f"{self.stream}/{stream}", self.device)
 
+    def of_rows(self, rows: Int[Tensor, " row"]) -> Self:
+        """The same streams at the same places, of some chains alone."""
+        some = type(self)(self.seed, self.chains[rows].tolist(), self.stream, self.device)
+        some.counter = self.counter[rows]
+        return some
+
     def uniform(self, *shape: int) -> Float[Tensor, chain * shape]:
         """Uniform on (0, 1), with 52 random bits, float64."""
         count = math.prod(shape)
@@ -293,5 +299,6 @@ def checked_device(device: torch.device | str) -> torch.device:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The tail of an error about an unknown name: the nearest known one, then all of them."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1)
+    alike = {known.lower(): known for known in names}
+    close = [alike[found] for found in difflib.get_close_matches(name.lower(), list(alike), n=1)]
     return (f"did you mean {close[0]!r}? " if close else "") + "known: " + ", ".join(names)

@@ -39,6 +39,18 @@ CONTROLS = {
 
 TEXT_SCALE = 0.16
 """Of SVS on text where nothing else is asked for: docs/results.md, efficiency."""
-TEXT_SAMPLERS = (
-    "svs+refresh", "rejection", "svs", "refresh", "ancestral", "svs-paper", "langevin", "mucola", "pncg", "gwg"
-)  # fmt: skip
+TEXT_SAMPLERS = {
+    "svs+refresh": "SVS and Refresh in turn; exact, the default",
+    "rejection": "Rejection; exact, best where controls are not rare",
+    "svs": "SVS alone; exact, finds what fits between neighbours",
+    "refresh": "Refresh alone; exact",
+    "ancestral": "Ancestral; exact where nothing stands on the right and nothing controls",
+    "pncg": "PNCG; exact",
+    "gwg": "GibbsWithGradients; exact",
+    "svs-paper": "SVS.paper; not exact",
+    "langevin": "Langevin; not exact",
+    "mucola": "MuCoLa; not exact",
+    "auto": "the exact one that costs least, found on a pilot",
+}
+"""What `svs sample --sampler` takes."""
+INEXACT = ("svs-paper", "langevin", "mucola")

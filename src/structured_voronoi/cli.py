@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 
-from structured_voronoi.catalogue import CONTROLS, MODELS, SAMPLERS, TARGETS, TEXT_SAMPLERS, TEXT_SCALE
+from structured_voronoi.catalogue import CONTROLS, INEXACT, MODELS, SAMPLERS, TARGETS, TEXT_SAMPLERS, TEXT_SCALE
 from structured_voronoi.experiments import EXPERIMENTS, NEED_DATA, WITH_DATA
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def sample(
     length: Annotated[int, Parameter(help="Tokens of each text.")] = 20,
     ends: Annotated[bool, Parameter(help="Complete texts: weigh by the probability of the end.")] = False,
     n: Annotated[int, Parameter(name="-n", help="Texts, each from a chain of its own.")] = 8,
-    sampler: Annotated[str, Parameter(help=f"`auto`, or one of {', '.join(TEXT_SAMPLERS)}.")] = "svs+refresh",
+    sampler: Annotated[str, Parameter(help=f"One of {', '.join(TEXT_SAMPLERS)}.")] = "svs+refresh",
     scale: Annotated[
         float | Literal["auto"],
         Parameter(help="Width of SVS in nearest-neighbour distances; `auto` tunes it on pilot chains."),
@@ -75,8 +75,9 @@ def sample(
     for name, value, least in (("-n", n, 1), ("--warmup", warmup or 0, 0), ("--thin", thin, 1)):
         if value < least:
             raise SamplingError(f"{name} {value} is too small; use {least} or more")
-    if sampler not in ("auto", *TEXT_SAMPLERS):
-        raise SamplingError(f"unknown sampler {sampler!r}; {did_you_mean(sampler, ['auto', *TEXT_SAMPLERS])}")
+    _check_seed(seed)
+    if sampler not in TEXT_SAMPLERS:
+        raise SamplingError(f"unknown sampler {sampler!r}; {did_you_mean(sampler, TEXT_SAMPLERS)}")
     controls: dict[Control, float] = {}
     if control:
         from structured_voronoi.controls.parsing import parse_control
@@ -84,7 +85,7 @@ def sample(
         controls = dict(parse_control(written, device) for written in control)
     _check_writable(out)
 
-    from structured_voronoi.run.texts import closing_line, draw_texts
+    from structured_voronoi.run.texts import Batch, closing_line, draw_texts
     from structured_voronoi.samplers.choices import text_sampler
     from structured_voronoi.samplers.choosing import choose
     from structured_voronoi.targets.controlled import Controlled
@@ -96,28 +97,38 @@ def sample(
     target = Controlled(language_model, controls) if controls else language_model
     left_out = ", ".join(f"{count} {why}" for why, count in language_model.excluded.items() if count)
     print(f"svs: tokens left out: {left_out or 'none'}", file=sys.stderr)
-    at_truth = target.normalised and start == "ancestral"
+    at_truth = target.normalised and start == "ancestral" and sampler not in INEXACT
     if warmup is None:
         warmup = 0 if at_truth else 100
     if sampler == "auto":
         sampler, why = choose(target, seed, warmup + thin, scale)
         print(f"svs: {why}", file=sys.stderr)
-    chosen, batches = text_sampler(sampler, scale), []
+    chosen, batches = text_sampler(sampler, scale, target.embeddings.shape[1]), list[Batch]()
     steps = 1 if is_independent(chosen) else warmup + thin
-    with contextlib.nullcontext() if out is None else out.open("w", encoding="utf-8") as file:
-        for batch in draw_texts(target, chosen, n, steps, seed, start):
+    with contextlib.ExitStack() as stack:
+        for batch in draw_texts(target, chosen, n, steps, seed, start, progress=True):
+            if out is not None and not batches:  # what is in the file stays until there is something to write
+                file = stack.enter_context(out.open("w", encoding="utf-8"))
             batches.append(batch)
             for text in batch.texts:
                 print(text.text, flush=True)
-                if file is not None:
-                    file.write(json.dumps(text.line(), ensure_ascii=False) + "\n")
+                if out is not None:
+                    file.write(json.dumps(text.line(), ensure_ascii=False, allow_nan=False) + "\n")
                     file.flush()
-    print(f"svs: {closing_line(batches, length, at_truth)}", file=sys.stderr)
+    said = closing_line(batches, length, is_independent(chosen), at_truth)
+    print(f"svs: {said}{' This sampler is not exact.' if sampler in INEXACT else ''}", file=sys.stderr)
     return 0
 
 
+def _check_seed(seed: int) -> None:
+    if seed < 0:
+        from structured_voronoi.base import SamplingError
+
+        raise SamplingError(f"--seed {seed} is negative; use 0 or more")
+
+
 def _check_writable(path: Path | None) -> None:
-    """Can the file be written? Asked before the long work; what is in it stays until there is something to write."""
+    """Can the file be written? Asked before the long work, which leaves it as it is."""
     if path is None:
         return
     is_new = not path.exists()
@@ -156,6 +167,7 @@ def train_lm(
     from structured_voronoi.models.training import Recipe, train_language_model
     from structured_voronoi.run.progress import progress_bar
 
+    _check_seed(seed)
     if not 0 < epochs < 1000:
         raise SamplingError(f"--epochs {epochs}: choose a positive number, 1 for example")
     corpus, recipe = load_corpus(data), Recipe(epochs=epochs, seed=seed)
@@ -197,6 +209,7 @@ def train_classifier(
     from structured_voronoi.models.loading import load_model
     from structured_voronoi.run.progress import progress_bar
 
+    _check_seed(seed)
     if epochs is not None and not 0 < epochs < 10_000:
         raise SamplingError(f"--epochs {epochs}: choose a positive number, 4 for example")
     found = labelled_texts(data, text, label, limit)
@@ -245,8 +258,7 @@ def reproduce(
         raise SamplingError(f"unknown experiment {name!r}; {did_you_mean(name, [*EXPERIMENTS, 'all'])}")
     if runs is not None and runs < 2:
         raise SamplingError(f"--runs {runs}: intervals need two or more runs; leave it out for the default")
-    if seed is not None and seed < 0:
-        raise SamplingError(f"--seed {seed} is negative; use 0 or more")
+    _check_seed(seed or 0)
     settings = {key: value for key, value in (("runs", runs), ("seed", seed)) if value is not None}
     if data not in (None, "builtin") and not Path(data).exists():
         raise SamplingError(f"--data {data} does not exist; give a folder of E2E or SST-2 files, or a text file")
@@ -312,8 +324,15 @@ def ls() -> int:
     from structured_voronoi.models.control_list import bundled_controls
 
     controls = {name: ", ".join(labels) for name, labels in bundled_controls().items()} | CONTROLS
-    titles = {"models": MODELS, "samplers": SAMPLERS, "targets": TARGETS, "controls": controls}
-    for title, entries in (titles | {"experiments": EXPERIMENTS}).items():
+    titles = {
+        "models": MODELS,
+        "samplers": SAMPLERS,
+        "samplers on the command line (svs sample --sampler NAME)": TEXT_SAMPLERS,
+        "targets": TARGETS,
+        "controls": controls,
+        "experiments": EXPERIMENTS,
+    }
+    for title, entries in titles.items():
         print(title)
         for name, what in entries.items():
             print(f"  {name:<20} {what}")
@@ -342,5 +361,5 @@ def main() -> None:
 
         if debug or not isinstance(error, SamplingError):
             raise
-        print(f"svs: {error}", file=sys.stderr)
+        print(f"svs: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)

@@ -4,10 +4,10 @@
 * ``keyword=river``, ``regex=^The``: words in the text, a regular expression;
 * ``./folder=label``: a classifier by `svs train classifier`, or a Hugging Face sequence classifier (also by hub name,
   ``owner/name=label``);
-* ``module:function``: a Python function of the text, imported from where you are;
+* ``module:function``: a Python function of the text, or a control of your own, imported from where you are;
 * ``not keyword=river``: the opposite of a keyword, a regular expression or a function.
 
-A weight may follow: ``food=Italian@1.5``.
+A weight may follow: ``food=Italian@1.5``; a pattern that itself ends in @ and a number needs one: ``regex=a@2@1``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import importlib
 import json
 import math
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,8 @@ def parse_control(text: str, device: str = "cpu") -> tuple[Control, float]:
     if name == "regex" and equals:
         return Predicate.regex(value), weight
     if not equals and ":" in name:
-        return Predicate(_function(name), name), weight
+        found = _imported(name)
+        return (found, weight) if hasattr(found, "log_prob") else (Predicate(found, name), weight)
     known = [*bundled_controls(), "keyword", "regex"]
     if "/" in name or "\\" in name or name.startswith(".") or (name and name not in known and Path(name).is_dir()):
         folder, equals, label = written.rpartition("=")
@@ -92,18 +92,18 @@ def _classifier(folder: str, label: str, device: str) -> Control:
     return TextClassifier.load(folder, label, device)
 
 
-def _function(written: str) -> Callable[[str], Any]:
-    """The function of `module:function`; modules in the current folder are found too."""
+def _imported(written: str) -> Any:
+    """The function, or the control, of `module:name`; modules in the current folder are found too."""
     module, _, name = written.partition(":")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        function: Callable[[str], Any] | None = getattr(importlib.import_module(module), name, None)
+        found = getattr(importlib.import_module(module), name, None)
     except Exception as error:  # importing runs the user's code, which may raise anything
         raise SamplingError(
             f"the control {written!r}: {module} cannot be imported ({type(error).__name__}: {error}); "
             "run the command where the file is"
         ) from error
-    if function is None or not callable(function):
-        raise SamplingError(f"the control {written!r}: {module} has no function {name!r}; check its name")
-    return function
+    if not callable(found) and not hasattr(found, "log_prob"):
+        raise SamplingError(f"the control {written!r}: {module} has no function or control {name!r}; check its name")
+    return found

@@ -59,6 +59,10 @@ class Predicate:
     @classmethod
     def regex(cls, pattern: str) -> Predicate:
         """Does the regular expression match somewhere in the text?"""
+        if not pattern:
+            raise SamplingError(
+                "the regular expression is empty, so every text matches; give one, for example regex=^The"
+            )
         try:
             compiled = re.compile(pattern)
         except re.error as error:

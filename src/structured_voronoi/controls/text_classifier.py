@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from structured_voronoi.base import SamplingError, checked_device, did_you_mean, in_blocks
+from structured_voronoi.models.loading import check_complete, quiet_libraries
 
 AT_A_TIME = 64
 
@@ -24,6 +25,8 @@ class TextClassifier:
             raise SamplingError(f"the classifier {what} has no label {label!r}; {did_you_mean(str(label), places)}")
         if len(labels) < 2:
             raise SamplingError(f"{what} gives one number and no classes; choose a model with two labels or more")
+        if model.config.pad_token_id is None:
+            model.config.pad_token_id = -1  # some models ask for one, though nothing is ever padded here
         self.model, self.tokenizer = model.eval().requires_grad_(False), tokenizer
         self._place = places[str(label)]
         self.label = labels[self._place]
@@ -33,13 +36,13 @@ class TextClassifier:
     def load(cls, name: str | Path, label: str | int, device: str = "cpu") -> Self:
         """A folder or a hub name; the label by its name or number. Only safetensors, never remote code."""
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
-        from transformers.utils.logging import disable_progress_bar
 
-        disable_progress_bar()
+        quiet_libraries()
         try:
             tokenizer = AutoTokenizer.from_pretrained(str(name), trust_remote_code=False)
-            model: Any = AutoModelForSequenceClassification.from_pretrained(
-                str(name), trust_remote_code=False, use_safetensors=True
+            model: Any
+            model, found = AutoModelForSequenceClassification.from_pretrained(
+                str(name), trust_remote_code=False, use_safetensors=True, output_loading_info=True
             )
         except Exception as error:  # the libraries below raise many kinds; each means that this model cannot be had
             said = " ".join(str(error).split())[:200]
@@ -47,6 +50,7 @@ class TextClassifier:
                 f"the text classifier {str(name)!r} cannot be loaded ({type(error).__name__}: {said}); "
                 "check the folder, or the hub name and the connection"
             ) from error
+        check_complete(f"the text classifier {str(name)!r}", found)
         return cls(model.to(checked_device(device)), tokenizer, label, Path(name).name)
 
     @torch.no_grad()

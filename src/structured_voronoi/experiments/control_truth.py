@@ -70,7 +70,8 @@ def rejection_markdown(found: dict[str, Any]) -> str:
     header = ["", "success", "energy", "perplexity", "Dist-1", "LM evaluations a text", "seconds of one core"]
     return "\n\n".join(
         [
-            f"{found['count']} texts of each, γ = {found['weight']:g}; {STEPS} steps of SVS and Refresh from ancestral texts.",
+            f"{found['count']} texts of each, γ = {found['weight']:g}; {STEPS} steps of SVS and Refresh from ancestral "
+            "texts.",
             table(header, body),
             f"Differences (SVS minus rejection, 95 % intervals): success {success[0]:+.3f} ({success[1]:+.3f} to "
             f"{success[2]:+.3f}); energy {energy[0]:+.2f} ± {energy[1]:.2f}. Ratios: perplexity {ratio[0]:.3f} "

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from structured_voronoi.base import SamplingError, did_you_mean
 from structured_voronoi.models.restaurants import LABELS, descriptions
 
+csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # texts may be longer than the 131 072 characters of the default
 BUILTIN_TEXTS, BUILTIN_HELD_OUT = 40_000, 1_000
 BUILTIN_LABELLED = 20_000
 SST2_WORDS = 8
@@ -33,6 +34,8 @@ def load_corpus(data: str) -> Corpus:
     path = Path(data)
     if not path.exists():
         raise SamplingError(f"--data {data} does not exist; give `builtin`, a folder with trainset.csv, or a file")
+    if path.is_dir() and not any((path / name).exists() for name in ("train.tsv", "trainset.csv")):
+        raise SamplingError(f"--data {data} holds neither trainset.csv (with devset.csv) nor train.tsv (with dev.tsv)")
     if path.is_dir() and (path / "train.tsv").exists():
         return Corpus(*(_phrases(path / name) for name in ("train.tsv", "dev.tsv")))
     if path.is_dir():
@@ -64,14 +67,13 @@ def labelled_texts(data: str, text_column: str, label_column: str, limit: int | 
     if data == "builtin":
         return _builtin_labelled(label_column, limit)
     path = Path(data)
-    if path.suffix not in (".csv", ".tsv"):
+    if path.suffix.lower() not in (".csv", ".tsv"):
         raise SamplingError(f"--data {data} is neither a .csv nor a .tsv file; give one, or `builtin`")
-    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # texts may be longer than the 131 072 characters of the default
     found = Labelled([], [])
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             # a quotation mark in a TSV file is a character like any other
-            form: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix == ".tsv" else {}
+            form: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix.lower() == ".tsv" else {}
             rows = csv.DictReader(file, **form)
             for column in (text_column, label_column):
                 if column not in (rows.fieldnames or []):
@@ -111,10 +113,10 @@ def _texts(count: int, seed: int) -> list[str]:
 def _read(path: Path) -> list[str]:
     """The texts of one file, without blank ones."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            lines: Iterable[str] = _column(file, path) if path.suffix == ".csv" else file
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            lines: Iterable[str] = _column(file, path) if path.suffix.lower() == ".csv" else file
             texts = [" ".join(line.split()) for line in lines]
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise SamplingError(f"{path} cannot be read ({error}); give a UTF-8 text or CSV file") from error
     texts = [text for text in texts if text]
     if not texts:

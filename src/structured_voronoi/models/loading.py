@@ -24,19 +24,25 @@ class Loaded(NamedTuple):
 def load_model(name: str, device: str = "cpu", dtype: str = "float32") -> Loaded:
     """``bundled``, a Hugging Face hub name, a local folder, or a .gguf file. Only safetensors, never remote code."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils.logging import disable_progress_bar
 
     if dtype not in DTYPES:
         raise SamplingError(f"dtype {dtype!r} is unknown; choose from {', '.join(DTYPES)}")
     where, options = _place(name)
-    disable_progress_bar()
+    quiet_libraries()
     try:
         tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False, **options)
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            where, dtype=DTYPES[dtype], trust_remote_code=False, use_safetensors=None if options else True, **options
+        model: Any
+        model, found = AutoModelForCausalLM.from_pretrained(
+            where,
+            dtype=DTYPES[dtype],
+            trust_remote_code=False,
+            use_safetensors=None if options else True,
+            output_loading_info=True,
+            **options,
         )
     except Exception as error:  # the libraries below raise many kinds; each means that this model cannot be had
         raise SamplingError(_reason(name, error)) from error
+    check_complete(f"model {name}", found)
     model.eval().requires_grad_(False).to(checked_device(device))
     _refuse_unusual_head(name, model)
     return Loaded(model, tokenizer)
@@ -50,15 +56,42 @@ def _place(name: str) -> tuple[str, dict[str, Any]]:
         if not path.is_file():
             raise SamplingError(f"model {name}: there is no such file; give the path of a .gguf file")
         return str(path.parent), {"gguf_file": path.name}
+    if path.is_file():
+        raise SamplingError(f"model {name} is a file, and no .gguf file; give the folder that holds the model")
     if path.is_dir() and not (path / "config.json").is_file():
         raise SamplingError(f"model {name}: the folder holds no config.json; give a folder saved by `save_pretrained`")
     return name, {}
 
 
+def quiet_libraries() -> None:
+    """What goes wrong is said once, by us."""
+    from huggingface_hub.utils import logging as hub_logging
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    hub_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+
+
+def check_complete(what: str, found: dict[str, Any]) -> None:
+    """Weights that were not in the files have random values: refused."""
+    lacking = [*found.get("missing_keys", ()), *found.get("mismatched_keys", ())]
+    if lacking:
+        first = lacking[0] if isinstance(lacking[0], str) else lacking[0][0]
+        raise SamplingError(
+            f"{what} lacks {len(lacking)} of its weights, {first} for example; it is of another kind or incomplete: "
+            "choose another, or copy it again"
+        )
+
+
 def _reason(name: str, error: Exception) -> str:
     """One line about why a model did not load, with the remedy."""
-    said = " ".join(str(error).split())[:200]
-    if Path(name).exists():
+    said, path = " ".join(str(error).split())[:200], Path(name)
+    if path.suffix == ".gguf" and isinstance(error, ImportError):
+        return f"model {name} needs more packages ({said}); pip install 'structured-voronoi[gguf]'"
+    if path.is_dir() and not list(path.glob("*.safetensors")) and list(path.glob("*.bin")):
+        return f"model {name} holds its weights as .bin, and only safetensors are read; save it again as those"
+    if path.exists():
         return f"model {name} cannot be loaded: {said}; the file may be damaged or incomplete: copy it again"
     return (
         f"model {name!r} is neither `bundled`, a folder nor a .gguf file, and the Hugging Face hub did not give it "
@@ -72,7 +105,7 @@ def _refuse_unusual_head(name: str, model: Any) -> None:
     with torch.no_grad():
         plain = head(model, hidden_states(model, ids))
         whole = model(input_ids=ids).logits
-    if not torch.allclose(plain.double(), whole.double(), atol=1e-3, rtol=1e-3):
+    if not torch.allclose(plain.double(), whole.double(), atol=1e-3, rtol=1e-3, equal_nan=True):
         raise SamplingError(f"model {name} changes its logits after the output table: not supported; use another")
 
 

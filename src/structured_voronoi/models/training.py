@@ -22,6 +22,7 @@ from torch import Tensor
 
 from structured_voronoi.base import SamplingError
 from structured_voronoi.models.corpora import Corpus
+from structured_voronoi.models.loading import quiet_libraries
 
 END_OF_TEXT = "<|endoftext|>"
 UNFINISHED, REPORT = "unfinished", "training.json"
@@ -58,6 +59,7 @@ def train_language_model(
     """Train, or go on training, into the folder ``out``; ``tick(note, steps)`` is told how it goes."""
     from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
+    quiet_libraries()
     tokenizer = _tokenizer(corpus.train, recipe)
     wrapped: Any = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, model_max_length=recipe.context
@@ -171,15 +173,18 @@ def _resume(folder: Path, of: str, model: Any, optimiser: Any) -> int:
     path = folder / "state.safetensors"
     if not path.exists():
         return 0
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
-    with safe_open(path, "pt") as file:
-        metadata = file.metadata()
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata()
+        tensors = load_file(path)
+    except SafetensorError as error:
+        raise SamplingError(f"the checkpoint {path} is damaged ({error}); delete it to begin anew") from error
     if metadata.get("of") != of:
         raise SamplingError(
             f"{folder} holds a training with other settings or other texts; use the same ones or another --out"
         )
-    tensors = load_file(path)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(tensors[f"model.{name}"])

@@ -56,10 +56,9 @@ def sample(
     """Draw from a target.
 
     Each chain takes ``warmup`` steps (none if draws are independent), then ``draws`` times ``thin`` steps; all chains
-    advance as one batch. Ctrl-C
-    returns the draws so far. The result follows the ArviZ convention: ``["posterior"]["tokens"]`` has dimensions
-    (chain, draw, position), ``["sample_stats"]`` holds the energy and the counts of each draw, and the attributes
-    hold every setting, the versions, and the cost of the warm-up.
+    advance as one batch. Ctrl-C returns the draws so far. The result follows the ArviZ convention:
+    ``["posterior"]["tokens"]`` has dimensions (chain, draw, position), ``["sample_stats"]`` holds the energy and the
+    counts of each draw, and the attributes hold every setting, the versions, and the cost of the warm-up.
     """
     for name, value, least in (
         ("chains", chains, 1),

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from structured_voronoi.base import Info, Rng, Sampler, Start, added, is_independent
+from structured_voronoi.run.progress import progress_bar
 from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.language_model import LanguageModel
 
@@ -51,7 +52,13 @@ class Batch(NamedTuple):
 
 
 def draw_texts(
-    target: LanguageModel | Controlled, sampler: Sampler, count: int, steps: int, seed: int, start: Start = None
+    target: LanguageModel | Controlled,
+    sampler: Sampler,
+    count: int,
+    steps: int,
+    seed: int,
+    start: Start = None,
+    progress: bool = False,
 ) -> Iterator[Batch]:
     """``count`` texts, each after ``steps`` steps of a chain of its own."""
     if hasattr(sampler, "tuned"):
@@ -61,12 +68,14 @@ def draw_texts(
     for begin, end in pairwise([0, *range(ahead, count, together), count]):
         chains = range(begin, end)
         rng = Rng(seed, list(chains), device=target.embeddings.device)
-        state: Any = sampler.init(target, rng, start)
-        first, total, energies = state.tokens.cpu().numpy(), None, []
-        for _ in range(steps):
-            state, info = sampler.step(target, rng, state)
-            total = info if total is None else added(total, info)
-            energies.append(info.energy.double().cpu().numpy())
+        with progress_bar(steps, progress, f"texts to {end} of {count}") as tick:
+            state: Any = sampler.init(target, rng, start)
+            first, total, energies = state.tokens.cpu().numpy(), None, []
+            for _ in range(steps):
+                state, info = sampler.step(target, rng, state)
+                total = info if total is None else added(total, info)
+                energies.append(info.energy.double().cpu().numpy())
+                tick(f"energy {float(info.energy.mean()):.2f}")
         assert total is not None
         language_model = target.model if isinstance(target, Controlled) else target
         log_prob = language_model.log_prob(state.tokens).tolist()
@@ -87,35 +96,38 @@ def draw_texts(
         yield Batch(texts, np.stack(energies, axis=1), first, total)
 
 
-def closing_line(batches: list[Batch], length: int, at_truth: bool = False) -> str:
-    """Whether the chains mixed, or started at the truth: effective samples, tokens changed, cost."""
+def closing_line(batches: list[Batch], length: int, independent: bool = False, at_truth: bool = False) -> str:
+    """Whether the chains mixed, or need not: effective samples, tokens changed, what was accepted, cost."""
     energies = np.concatenate([batch.energies for batch in batches])
     last = np.array([text.tokens for batch in batches for text in batch.texts])
     changed = float((last != np.concatenate([batch.first for batch in batches])).mean())
     evaluations = float(torch.cat([batch.info.evaluations for batch in batches]).double().mean())
     lost = int(torch.cat([batch.info.nonfinite for batch in batches]).sum())
-    parts = [
-        f"{len(last)} text{'s' if len(last) > 1 else ''} of {length} tokens",
-        f"{changed:.0%} of tokens changed since the start",
-        f"{evaluations:.0f} evaluations a text",
-    ]
+    parts = [f"{len(last)} text{'s' if len(last) > 1 else ''} of {length} tokens"]
     steps = energies.shape[1]
     later = energies[:, steps // 2 :]  # without the way from the start
-    if steps >= LEAST_STEPS and np.ptp(later) > 0:
+    if independent:
+        parts.append("drawn independently")
+        if evaluations > 1:
+            parts.append(f"{1 / evaluations:.2g} of tries accepted")
+    elif steps >= LEAST_STEPS and np.ptp(later) > 0:
         import arviz_stats
 
         effective = float(arviz_stats.ess(later)) / len(later)
-        parts.insert(1, f"energy: {effective:.1f} effective samples a chain in the last half of {steps} steps")
+        parts.append(f"energy: {effective:.1f} effective samples a chain in the last half of {steps} steps")
     elif at_truth:
-        parts.insert(1, "chains start from draws of the target itself, so they need not mix")
-    elif steps > 1:
-        parts.insert(1, f"{steps} steps, too few to say whether the chains mixed")
+        parts.append("chains start from draws of the target, so they need not mix (--warmup 100 shows how they do)")
+    else:
+        parts.append(f"{steps} step{'s' if steps > 1 else ''}, too few to say whether the chains mixed")
+    if not independent:
+        parts.append(f"{changed:.0%} of tokens changed since the start")
     redraws, refreshed = (
         sum(int(count.sum()) for batch in batches if (count := getattr(batch.info, name)) is not None)
         for name in ("redraws", "refreshed")
     )
     if redraws:
-        parts.insert(-1, f"{refreshed / redraws:.0%} of redraws accepted")
+        parts.append(f"{refreshed / redraws:.0%} of redraws accepted")
+    parts.append(f"{evaluations:.0f} evaluation{'s' if evaluations > 1 else ''} a text")
     if lost:
         parts.append(f"{lost} proposals were impossible (no finite energy) and refused")
     return "; ".join(parts) + "."

@@ -8,6 +8,9 @@ from torch import Tensor
 
 from structured_voronoi.base import BLOCK, Autoregressive, Redrawn, Rng, SamplingError, Target, in_blocks, inverse_cdf
 
+RESTART = 40
+"""Redraws after which a chain without a start begins anew."""
+
 
 def autoregressive(target: Target, what: str) -> Autoregressive:
     """The target, or an error if its tokens cannot be redrawn."""
@@ -64,10 +67,11 @@ def satisfying(target: Target, rng: Rng, tokens: Int[Tensor, "chain n"], tries: 
     for step in range(tries):
         if not len(lost):
             break
-        place = int(Rng(rng.seed, [step], "start places").uniform()[0] * target.length)
+        anew = step % RESTART == 0  # a chain that has met one control in a place that leaves none for another is stuck
+        place = 0 if anew else int(Rng(rng.seed, [step], "start places").uniform()[0] * target.length)
         levels, accept_level = rng.uniform(target.length - place)[lost], rng.uniform()[lost]
         new = redraw(soft, tokens[lost], place, target.length, levels)
-        accepted = accept_level.log() < new.right - right[lost]
+        accepted = anew | (accept_level.log() < new.right - right[lost])
         changed = lost[accepted]
         tokens[changed], right[changed] = new.tokens[accepted], new.right[accepted].double()
         if len(changed):

@@ -20,9 +20,10 @@ TEXT_DIMENSIONS = 32
 """Of SVS on text: fewer cost evaluations, more cost time."""
 
 
-def text_sampler(name: str, scale: float | Literal["auto"] = TEXT_SCALE) -> Sampler:
-    """A sampler for text; the paper's methods have the paper's settings for language models."""
-    svs = SVS(scale, dimensions=TEXT_DIMENSIONS, remember=64)
+def text_sampler(name: str, scale: float | Literal["auto"] = TEXT_SCALE, width: int = TEXT_DIMENSIONS) -> Sampler:
+    """A sampler for text whose embeddings have at least ``width`` dimensions; the paper's methods have the paper's
+    settings for language models."""
+    svs = SVS(scale, dimensions=min(width, TEXT_DIMENSIONS), remember=64)
     samplers: dict[str, Sampler] = {
         "svs+refresh": Cycle(svs, Refresh(moves=5)),  # redraws mix globally
         "svs": svs,

@@ -40,7 +40,7 @@ def choose(target: Target, seed: int, steps: int, scale: float | Literal["auto"]
 
 def chain_cost(target: Target, seed: int, scale: float | Literal["auto"] = TEXT_SCALE) -> float:
     """Evaluations of a chain in one step of svs+refresh; infinite where no chain can be started."""
-    sampler = text_sampler("svs+refresh", scale)
+    sampler = text_sampler("svs+refresh", scale, target.embeddings.shape[1])
     rng = Rng(seed, PILOT_CHAINS, "choice", target.embeddings.device)
     try:
         state = sampler.init(target, rng, None)

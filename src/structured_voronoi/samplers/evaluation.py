@@ -14,8 +14,8 @@ from structured_voronoi.geometry.cells import MEMORY, Cells, cells_of, working_d
 from structured_voronoi.samplers.autoregressive import ancestral_draw, satisfying
 
 Guidance = Literal["forward", "full", "none"]
-TRIES = 500
-"""Draws of each chain that needs a start of finite energy."""
+TRIES, LED_TRIES = 500, 1500
+"""Draws of each chain that needs a start of finite energy; redraws that are led to one."""
 
 
 class NoStartError(SamplingError):
@@ -116,7 +116,7 @@ def begin(
 
     tokens = drawn()
     if hasattr(target, "softened"):
-        tokens = satisfying(target, rng, tokens, TRIES)
+        tokens = satisfying(target, rng, tokens, LED_TRIES)
     for _ in range(TRIES):
         first = evaluate(target, tokens, guidance)
         if first.finite.all():
@@ -125,9 +125,10 @@ def begin(
             break
         tokens = torch.where(first.finite[:, None], tokens, drawn())
     failed = int((~first.finite).sum())
+    draws = f"{failed * LED_TRIES} redraws" if hasattr(target, "softened") else f"{failed * TRIES} {start} draws"
     raise NoStartError(
-        f"{failed} of {len(rng)} chains found no state of finite energy: none of their {failed * TRIES} {start} draws "
-        f"had one{_refusals(target, tokens[~first.finite])} lengthen the text, or give tokens to start from"
+        f"{failed} of {len(rng)} chains found no state of finite energy: none of their {draws} had one"
+        f"{_refusals(target, tokens[~first.finite])} lengthen the text, try rejection, or give tokens to start from"
     )
 
 

@@ -122,7 +122,7 @@ def tries(target: Target, rng: Rng, numbers: Int[Tensor, " row"]) -> Tries:
 def log_acceptance(target: Target, tokens: Int[Tensor, "row n"], right: Float[Tensor, " row"]) -> Float[Tensor, " row"]:
     """log of the probability that a text drawn from the model is accepted; ``right`` is the rest of its log p(m)."""
     if getattr(target, "normalised", True):  # the model's own draws are the truth
-        return torch.zeros_like(right, dtype=torch.float64)
+        return torch.where(right.isfinite(), 0.0, -torch.inf).double()
     chance = right.detach().double() - log_bound(target)
     above = chance.isfinite() & (chance > TOLERANCE)
     if above.any():

@@ -43,7 +43,7 @@ class Controlled:
         names = [control.name for control in self.controls]
         twice = {name for name in names if names.count(name) > 1}
         if twice:
-            raise SamplingError(f"two controls are called {twice.pop()!r}; give each a name of its own")
+            raise SamplingError(f"two controls are called {twice.pop()!r}; leave one out, or give it another name")
         self.embeddings, self.length, self.allowed = model.embeddings, model.length, model.allowed
         self.tokenizer, self.decode = model.tokenizer, model.decode
         self.conditionals, self.token_log_probs = model.conditionals, model.token_log_probs
@@ -85,7 +85,8 @@ class Controlled:
         total = self.embeddings.new_zeros(len(tokens), dtype=torch.float64)
         for control, weight in self.controls.items():
             if weight:  # 0 · (-inf) is no number
-                total = total + weight * control.log_prob(tokens, texts).to(total).clamp(min=self._least)
+                scores = _checked(control, control.log_prob(tokens, texts), total)
+                total = total + weight * scores.clamp(min=self._least)
         return total
 
     def _steered(
@@ -102,5 +103,16 @@ class Controlled:
             else:
                 found, own = steering(tokens, texts)
                 field = field + weight * own.to(field)
-            total = total + weight * found.to(total)
+            total = total + weight * _checked(control, found, total)
         return total, field
+
+
+def _checked(control: Control, scores: object, like: Float[Tensor, " chain"]) -> Float[Tensor, " chain"]:
+    """One number for each text, or an error that names the control."""
+    if not isinstance(scores, Tensor) or scores.shape != like.shape:
+        found = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+        raise SamplingError(
+            f"the control {control.name} scores {len(like)} texts with {found}; "
+            f"it must return a tensor of shape {tuple(like.shape)}"
+        )
+    return scores.to(like)

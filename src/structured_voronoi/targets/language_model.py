@@ -37,7 +37,7 @@ class LanguageModel:
         self.allowed, self.excluded = self._mask(allowed)
         self._fitted: Tensor | None = None
         self._before = self._context(prompt)
-        after = tokenizer(suffix, add_special_tokens=False)["input_ids"] if suffix else []
+        after = self._following(suffix) if suffix else []
         if ends:
             if tokenizer.eos_token_id is None:
                 raise SamplingError("ends=True needs an end-of-text token and this tokenizer has none; leave it out")
@@ -187,20 +187,26 @@ class LanguageModel:
             mask[:] = False
             mask[torch.tensor(allowed, dtype=torch.int64)] = True
             return mask, {"not asked for": size - int(mask.sum())}
-        mask[[token for token in self.tokenizer.all_special_ids if token < size]] = False
+        added = {place for place, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        mask[[token for token in added | set(self.tokenizer.all_special_ids) if token < size]] = False
         special = size - int(mask.sum())
-        mask[len(self.tokenizer) :] = False
+        used = torch.zeros_like(mask)
+        used[[token for token in self.tokenizer.get_vocab().values() if token < size]] = True
+        mask &= used
         unused = size - int(mask.sum()) - special
+        damaged = mask & ~self.embeddings.isfinite().all(-1)
+        mask &= ~damaged
         _, inverse = torch.unique(self.embeddings, dim=0, return_inverse=True)
         first = torch.full((int(inverse.max()) + 1,), size, device=self.device)
         places = torch.arange(size, device=self.device)
         first = first.scatter_reduce(0, inverse[mask], places[mask], "amin")
         repeated = mask & (first[inverse] != places)
         mask &= ~repeated
-        return mask, {"special": special, "unused": unused, "with the embedding of another": int(repeated.sum())}
+        counts = {"special": special, "unused": unused, "with the embedding of another": int(repeated.sum())}
+        return mask, counts | {"without finite embeddings": int(damaged.sum())}
 
     def _context(self, prompt: str) -> Int[Tensor, " place"]:
-        ids = self.tokenizer(prompt, add_special_tokens=False)["input_ids"] if prompt else []
+        ids = self.tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"] if prompt else []
         first = self.tokenizer.bos_token_id
         if first is None and not ids:
             first = self.tokenizer.eos_token_id
@@ -209,6 +215,15 @@ class LanguageModel:
         if not ids:
             raise SamplingError("this tokenizer has no token to begin a text with; give a prompt")
         return torch.tensor(ids, dtype=torch.int64, device=self.device)
+
+    def _following(self, suffix: str) -> list[int]:
+        """The tokens of a text that stands after another: some tokenizers put a space before the first word of all."""
+        before, both = (self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (".", "." + suffix))
+        if both[: len(before)] == before:
+            found: list[int] = both[len(before) :]
+            return found
+        alone: list[int] = self.tokenizer(suffix, add_special_tokens=False)["input_ids"]
+        return alone
 
     def _check_length(self) -> None:
         limit = getattr(self.model.config, "max_position_embeddings", None)
