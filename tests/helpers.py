@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +13,7 @@ from torch import Tensor
 
 import structured_voronoi as sv
 from structured_voronoi.base import Rng
+from structured_voronoi.experiments import checks
 from structured_voronoi.geometry.cells import Cells, spacing
 from structured_voronoi.geometry.motion import (
     CLOSED,
@@ -29,8 +33,7 @@ torch.set_num_threads(1)  # the tensors of most tests are so small that a second
 
 PROPERTY = settings(derandomize=True, max_examples=20, deadline=None, database=None)
 
-OUTWARD_ONLY = Walls(inward=False, reflect=False)
-"""The broken twin of open walls: gates that work in one direction are not reversible."""
+SVS = str(Path(sys.executable).with_name("svs"))
 
 ALL_SAMPLERS: dict[str, Any] = {
     "svs open": sv.SVS(scale=0.6),
@@ -52,6 +55,14 @@ ALL_SAMPLERS: dict[str, Any] = {
 }
 
 
+def svs(*words: str, code: int = 0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """The command, as a user types it."""
+    done = subprocess.run([SVS, *words], capture_output=True, text=True, timeout=600, cwd=cwd)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
 def random_target(
     seed: int,
     tokens: int = 6,
@@ -62,15 +73,8 @@ def random_target(
     mean: float = 0.0,
 ) -> sv.TabularTarget:
     """A random table over random embeddings, steered by a random field, with a box around the embeddings."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
-
-    shape = (tokens,) * length
-    target = sv.TabularTarget(
-        normal(tokens, dimensions) + mean, normal(*shape), field_sd * normal(*shape, length, dimensions)
-    )
+    target = checks.random_target(seed, tokens, length, dimensions, field_sd, dtype)
+    target.embeddings = target.embeddings + mean
     target.box = float(target.embeddings.abs().max()) + 0.5
     return target
 

@@ -37,7 +37,7 @@ CONTROLS = {
     "not …": "the opposite of a keyword, a regex or a function",
 }
 
-TEXT_SCALE = 0.16
+TEXT_SCALE = 0.22
 """Of SVS on text where nothing else is asked for: docs/results.md, efficiency."""
 TEXT_SAMPLERS = {
     "svs+refresh": "SVS and Refresh in turn; exact, the default",

@@ -21,6 +21,7 @@ from structured_voronoi.models.control_list import BUNDLED_CONTROLS, bundled_con
 from structured_voronoi.models.corpora import labelled_texts
 from structured_voronoi.models.loading import Loaded
 from structured_voronoi.models.restaurants import LABELS, descriptions
+from structured_voronoi.samplers import evaluation
 
 Classifier, Predicate, TextClassifier = sv.controls.Classifier, sv.controls.Predicate, sv.controls.TextClassifier
 TEXTS = ["The mill stands by the river.", "A pub in town.", "RIVER boats"]
@@ -241,10 +242,11 @@ def test_a_classifier_refuses_another_models_tokens() -> None:
         assert kept.log_prob(torch.full((1, 4), 300), [""]).isfinite().all()
 
 
-def test_a_start_that_cannot_be_found_names_the_control() -> None:
+def test_a_start_that_cannot_be_found_names_the_control(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "LED_TRIES", 100)
     model = sv.LanguageModel.load("bundled", length=2)
     target = sv.Controlled(model, {Predicate.keyword("zebra"): 1.0, Predicate(lambda text: True, "fine"): 1.0})
-    with pytest.raises(sv.SamplingError, match=r"none of their 1000 ancestral draws .*keyword=zebra refused 100%") as e:
+    with pytest.raises(sv.SamplingError, match=r"none of their 200 redraws .*keyword=zebra refused 100%") as e:
         sv.sample(target, sv.Refresh(), chains=2, draws=1, progress=False)
     assert "fine" not in str(e.value)
 

@@ -191,3 +191,20 @@ def test_a_model_without_numbers_does_not_stop_a_redraw() -> None:
     state, info = sv.Refresh().step(target, rng, state)
     assert torch.equal(state.tokens, start)
     assert info.nonfinite.tolist() == [1, 1, 1]
+
+
+def test_special_and_unused_tokens_are_left_out() -> None:
+    words = tokenizer()
+    words.add_tokens([transformers.AddedToken("<header>", special=True)])
+    target = sv.LanguageModel(family("gpt2"), words, length=3)
+    assert target.excluded["special"] == 2
+    assert not target.allowed[words.convert_tokens_to_ids("<header>")]
+    assert target.excluded["unused"] == 64 - len(words)
+
+
+def test_a_suffix_is_read_as_what_it_is_the_middle_of_a_text() -> None:
+    """Tokenizers that begin every text with a space do not put one before the suffix."""
+    words = tokenizer()
+    words.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    target = sv.LanguageModel(family("gpt2"), words, length=3, suffix="the river")
+    assert "".join(words.convert_ids_to_tokens(target._after.tolist())) == "theĠriver"

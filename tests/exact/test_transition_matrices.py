@@ -1,4 +1,4 @@
-"""p-NCG and Gibbs-with-gradients on targets so small that their whole transition matrix can be written down."""
+"""p-NCG, Gibbs-with-gradients and Refresh on targets so small that their transition matrix can be written down."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from torch import Tensor
 import structured_voronoi as sv
 from helpers import random_target
 from structured_voronoi.base import Rng
-from structured_voronoi.samplers import gwg, pncg, proposals
+from structured_voronoi.experiments.verify import sentences
+from structured_voronoi.samplers import gwg, pncg, proposals, refresh
 from structured_voronoi.samplers.evaluation import cells_of_target
+from structured_voronoi.targets.tabular import AutoregressiveTable
 
 SAMPLERS: dict[str, Any] = {
     "pncg norm 2": sv.PNCG(step_size=3.0),
@@ -111,3 +113,32 @@ def test_a_step_without_the_reverse_proposal_is_caught(sampler: Any, monkeypatch
     for module in (pncg, gwg):
         monkeypatch.setattr(module, "metropolis_hastings", without_reverse)
     assert row_p_value(sampler, state=9) < 1e-9
+
+
+def refresh_matrix(target: AutoregressiveTable, begin: int, end: int, ratio: Any) -> Tensor:
+    """K of a redraw of one block: every state, every block that could be drawn, and the sampler's own ratio."""
+    states = target.support()
+    every = sv.Refresh().init(target, Rng(0, len(states)), states)
+    step = target.conditionals(states, 0).gather(-1, states[..., None]).squeeze(-1)  # log p of each token
+    matrix = torch.zeros(len(states), len(states), dtype=torch.float64)
+    for i in range(len(states)):
+        here = refresh.State(*(part[i : i + 1].expand_as(part) for part in every[:3]), 0)
+        same = torch.ones(len(states), dtype=torch.bool)
+        for n in [*range(begin), *range(end, target.length)]:
+            same &= states[:, n] == states[i, n]
+        drawn = step[:, begin:end].sum(-1).exp()  # given what stands before, which is the same
+        matrix[i] = torch.where(same, drawn * ratio(here, every, end).exp().clamp(max=1), 0)
+    matrix.fill_diagonal_(0)
+    return matrix + torch.diag(1 - matrix.sum(-1))
+
+
+@pytest.mark.parametrize("controlled", [False, True])
+@pytest.mark.parametrize(("begin", "end"), [(0, 1), (1, 2), (0, 2), (1, 3), (0, 3)])
+def test_the_truth_is_stationary_under_redraws(begin: int, end: int, controlled: bool) -> None:
+    target = sentences(controlled)
+    truth = target.probabilities()
+    apart = truth @ refresh_matrix(target, begin, end, refresh.log_ratio) - truth
+    assert apart.abs().max() < 1e-12
+    if controlled or end < 3:  # a suffix of a plain model is always accepted
+        blind = refresh_matrix(target, begin, end, lambda here, there, stop: torch.zeros(len(there.tokens)))
+        assert (truth @ blind - truth).abs().max() > 1e-4

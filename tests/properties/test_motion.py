@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from helpers import OUTWARD_ONLY, PROPERTY, Journey, energy_error, journey, outside, random_target, round_trip_failures
+from helpers import PROPERTY, Journey, energy_error, journey, outside, random_target, round_trip_failures
+from structured_voronoi.experiments.twins import OutwardOnly
 from structured_voronoi.geometry import motion
 from structured_voronoi.geometry.motion import Particle
 
@@ -56,7 +57,7 @@ def test_the_way_back_is_the_way_out_in_single_precision(kind: str) -> None:
 @pytest.mark.parametrize(("scale", "field_sd"), SETTINGS)
 def test_gates_that_work_outward_only_are_caught(scale: float, field_sd: float) -> None:
     there = journey("open", random_target(1, field_sd=field_sd), seed=2, chains=500, scale=scale)
-    assert round_trip_failures(there._replace(walls=OUTWARD_ONLY), tolerance=1e-9) > 0.005
+    assert round_trip_failures(there._replace(walls=OutwardOnly()._walls), tolerance=1e-9) > 0.005
 
 
 @pytest.mark.parametrize("kind", KINDS)

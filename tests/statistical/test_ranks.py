@@ -11,6 +11,7 @@ from scipy import stats
 from structured_voronoi.base import Enumerable, Rng, Sampler
 from structured_voronoi.experiments.checks import random_target
 from structured_voronoi.experiments.twins import ColdMomentum
+from structured_voronoi.samplers import gwg, pncg, proposals
 from structured_voronoi.samplers.gwg import GibbsWithGradients
 from structured_voronoi.samplers.pncg import PNCG
 from structured_voronoi.samplers.svs import SVS
@@ -43,10 +44,24 @@ def _energies(target: Enumerable, sampler: Sampler, rng: Rng, start: torch.Tenso
     return torch.stack(energies, dim=-1)
 
 
-@pytest.mark.parametrize("sampler", [SVS(1.0), SVS(0.5), PNCG(4.0), GibbsWithGradients()], ids=str)
-def test_ranks_are_uniform(sampler: Sampler) -> None:
-    assert rank_p_value(random_target(0, 6, 2, 3, 0.2), sampler, seed=21) >= 1e-4
+@pytest.mark.parametrize(
+    ("sampler", "field_sd"), [(SVS(1.0), 0.2), (SVS(0.5), 0.2), (PNCG(4.0), 1.0), (GibbsWithGradients(), 1.0)], ids=str
+)
+def test_ranks_are_uniform(sampler: Sampler, field_sd: float) -> None:
+    assert rank_p_value(random_target(0, 6, 2, 3, field_sd), sampler, seed=21) >= 1e-4
 
 
 def test_momentum_as_printed_is_seen() -> None:
     assert rank_p_value(random_target(0, 6, 2, 3, 0.2), ColdMomentum(1.0), seed=21) < 1e-10
+
+
+@pytest.mark.parametrize("sampler", [PNCG(4.0), GibbsWithGradients()], ids=str)
+def test_proposals_without_their_reverse_are_seen(sampler: Sampler, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = proposals.metropolis_hastings
+
+    def forgetful(target, guidance, state, proposed, log_forward, log_reverse, level):  # type: ignore[no-untyped-def]
+        return right(target, guidance, state, proposed, 0 * log_forward, lambda *_: 0 * log_forward, level)
+
+    for module in (pncg, gwg):
+        monkeypatch.setattr(module, "metropolis_hastings", forgetful)
+    assert rank_p_value(random_target(0, 6, 2, 3, 1.0), sampler, seed=21) < 1e-4

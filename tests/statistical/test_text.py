@@ -11,7 +11,7 @@ from structured_voronoi.experiments import truth
 from structured_voronoi.experiments.checks import stationarity
 from structured_voronoi.experiments.twins import OutwardOnly
 from structured_voronoi.experiments.verify import LEVEL
-from structured_voronoi.samplers import refresh
+from structured_voronoi.samplers import gwg, pncg, proposals, refresh, rejection
 from structured_voronoi.targets.tabular import AutoregressiveTable
 
 CHAINS, STEPS, SEED = 20_000, 12, 4
@@ -53,6 +53,30 @@ def test_outward_only_gates_are_seen_on_texts(target: AutoregressiveTable) -> No
     assert stationarity(target, OutwardOnly(0.7, dimensions=DIMENSIONS), CHAINS, STEPS, SEED).fit.p_value < LEVEL
 
 
+@pytest.mark.parametrize("sampler", [sv.PNCG(4.0), sv.GibbsWithGradients()], ids=str)
+def test_proposals_without_their_reverse_are_seen_on_texts(
+    target: AutoregressiveTable, sampler: Sampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = proposals.metropolis_hastings
+
+    def forgetful(target, guidance, state, proposed, log_forward, log_reverse, level):  # type: ignore[no-untyped-def]
+        return right(target, guidance, state, proposed, 0 * log_forward, lambda *_: 0 * log_forward, level)
+
+    for module in (pncg, gwg):
+        monkeypatch.setattr(module, "metropolis_hastings", forgetful)
+    assert stationarity(target, sampler, CHAINS, STEPS, SEED).fit.p_value < LEVEL
+
+
+@pytest.mark.parametrize("cycled", [False, True])
+def test_redraws_that_always_stand_are_seen_on_texts(
+    target: AutoregressiveTable, cycled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = sv.Refresh(block=2, suffix=False)
+    monkeypatch.setattr(refresh, "log_ratio", lambda here, there, stop: 0 * here.right)
+    sampler = sv.Cycle(sv.SVS(0.7, dimensions=DIMENSIONS), blocks) if cycled else blocks
+    assert stationarity(target, sampler, CHAINS, STEPS, SEED).fit.p_value < LEVEL
+
+
 @pytest.mark.parametrize("control", ["classifier", "black box"])
 @pytest.mark.parametrize("name", ["svs", "refresh", "svs+refresh", "rejection"])
 def test_samplers_keep_the_distribution_of_controlled_texts(control: str, name: str) -> None:
@@ -62,16 +86,20 @@ def test_samplers_keep_the_distribution_of_controlled_texts(control: str, name: 
     assert found.fit.p_value >= LEVEL
 
 
-def test_refresh_blind_to_a_control_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("control", ["classifier", "black box"])
+@pytest.mark.parametrize("name", ["twin: outward only", "refresh", "svs+refresh", "rejection"])
+def test_samplers_blind_to_a_control_are_seen(control: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redraws that leave the control out of what stands on the right; tries that are all accepted."""
     right = refresh.redraw
 
     def blind(target, tokens, start, stop, levels):  # type: ignore[no-untyped-def]
         return right(target, tokens, start, stop, levels)._replace(right=0 * levels[:, 0])
 
-    target, twin = truth.tabulated("black box"), OutwardOnly(0.5, dimensions=DIMENSIONS)
     monkeypatch.setattr(refresh, "redraw", blind)
-    assert stationarity(target, truth.BLOCKS, 5000, 6, SEED).fit.p_value < LEVEL
-    assert stationarity(target, twin, 5000, 6, SEED).fit.p_value < LEVEL
+    monkeypatch.setattr(rejection, "log_acceptance", lambda target, tokens, right: 0 * right)
+    steps = 1 if name == "rejection" else 12
+    found = stationarity(truth.tabulated(control), truth.UNDER_CONTROL[name], 10_000, steps, SEED)
+    assert found.fit.p_value < LEVEL
 
 
 def test_svs_from_ancestral_texts_does_not_drift() -> None:

@@ -12,14 +12,7 @@ from pathlib import Path
 
 import pytest
 
-SVS = str(Path(sys.executable).with_name("svs"))
-
-
-def svs(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([SVS, *words], capture_output=True, text=True, timeout=600)
-    assert done.returncode == code, done.stderr
-    assert "Traceback" not in done.stderr
-    return done
+from helpers import SVS, svs
 
 
 def test_help_teaches_and_imports_nothing_heavy() -> None:

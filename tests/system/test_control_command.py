@@ -6,26 +6,17 @@ import csv
 import json
 import re
 import shlex
-import subprocess
-import sys
 from math import log
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from helpers import svs
 from structured_voronoi.models.restaurants import descriptions
 
-SVS = str(Path(sys.executable).with_name("svs"))
 HOW_TO = (Path(__file__).parents[2] / "docs" / "how-to-control.md").read_text(encoding="utf-8")
 QUICK = ("--scale", "0.3", "--warmup", "2", "--seed", "1")
-
-
-def svs(*words: str, code: int = 0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([SVS, *words], capture_output=True, text=True, timeout=300, cwd=cwd)
-    assert done.returncode == code, done.stderr
-    assert "Traceback" not in done.stderr
-    return done
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -62,13 +53,6 @@ def test_the_how_to_page_from_table_to_texts(tmp_path: Path) -> None:
     assert all("river" not in line["text"].lower().split() and line["not keyword=river"] == 1 for line in dry)
     error = svs("sample", "--control", "./mood=god", code=2, cwd=tmp_path).stderr
     assert "did you mean 'good'" in error
-
-
-def test_the_how_to_page_in_python(capsys: pytest.CaptureFixture[str]) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", HOW_TO, flags=re.DOTALL)
-    names: dict[str, Any] = {}
-    exec(compile(example, "how-to-control.md", "exec"), names)
-    assert names["draws"]["posterior"]["tokens"].shape == (4, 1, 16)
 
 
 @pytest.mark.parametrize(

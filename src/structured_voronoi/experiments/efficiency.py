@@ -29,14 +29,17 @@ from structured_voronoi.samplers.refresh import Refresh
 from structured_voronoi.samplers.svs import SVS
 from structured_voronoi.targets.language_model import LanguageModel
 
-BUDGET, GRADIENT_COST, MOST_STEPS = 150, 2.0, 500
+BUDGET, GRADIENT_COST, MOST_STEPS = 150, 2.0, 3000
 REMEMBER = 256
 """So many evaluated states a chain of SVS remembers: those it meets again cost nothing."""
 ALL = 128
 """Dimensions of the embeddings of both models."""
 
 GRID: dict[str, list[Sampler]] = {
-    "svs": [SVS(scale, dimensions=TEXT_DIMENSIONS, remember=REMEMBER) for scale in (0.16, 0.22, 0.3)],
+    "svs": [
+        *(SVS(scale, dimensions=TEXT_DIMENSIONS, remember=REMEMBER) for scale in (0.16, 0.22, 0.3)),
+        SVS(0.16, dimensions=64, remember=REMEMBER),
+    ],
     "pncg": [
         *(PNCG(step, guidance="forward") for step in (0.01, 0.015, 0.02, 0.03)),
         PNCG(0.015, guidance="full"),

@@ -76,14 +76,14 @@ class Refresh:
         i, j = self.place(rng, state.moves, target.length)
         levels, accept_level = rng.uniform(j - i), rng.uniform()
         tokens, from_i, right = redraw(autoregressive(target, "a refresh move"), state.tokens, i, j, levels)
-        log_probs = torch.cat([state.log_probs[:, :i], from_i.double()], dim=-1)
-        log_ratio = (log_probs - state.log_probs)[:, j:].sum(-1) + right - state.right
-        finite = log_ratio.isfinite() & from_i.isfinite().all(-1)
-        accepted = finite & (accept_level.log() < log_ratio)
+        there = State(tokens, torch.cat([state.log_probs[:, :i], from_i.double()], dim=-1), right.double(), state.moves)
+        ratio = log_ratio(state, there, j)
+        finite = ratio.isfinite() & from_i.isfinite().all(-1)
+        accepted = finite & (accept_level.log() < ratio)
         new = State(
             torch.where(accepted[:, None], tokens, state.tokens),
-            torch.where(accepted[:, None], log_probs, state.log_probs),
-            torch.where(accepted, right.double(), state.right),
+            torch.where(accepted[:, None], there.log_probs, state.log_probs),
+            torch.where(accepted, there.right, state.right),
             state.moves + 1,
         )
         one = torch.ones_like(tokens[:, 0])
@@ -106,3 +106,8 @@ class Refresh:
         width = min(length, 1 + int(size * self.block))
         start = int(where * (length - width + 1))
         return start, start + width
+
+
+def log_ratio(here: State, there: State, stop: int) -> Float[Tensor, " chain"]:
+    """log p(rest | new) - log p(rest | old) of a block that ends before ``stop``; its own probability cancels."""
+    return (there.log_probs - here.log_probs)[:, stop:].sum(-1) + there.right - here.right
