@@ -24,7 +24,7 @@ from structured_voronoi.samplers.choices import text_sampler
 from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.language_model import LanguageModel
 
-STEPS, BASE_TEXTS = 60, 4000
+STEPS, BASE_TEXTS = 40, 4000
 CASES = ("three controls", "a regular expression")
 
 

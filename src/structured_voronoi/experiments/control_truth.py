@@ -14,7 +14,7 @@ from structured_voronoi.experiments.workers import side_by_side
 from structured_voronoi.metrics.divergence import difference
 from structured_voronoi.metrics.text import bootstrap_ratio, distinct, perplexity
 
-STEPS, SET = 80, 20
+STEPS, SET = 60, 20
 """Steps of each chain; texts of one set for Dist-n."""
 BOTH = ("svs+refresh", "rejection")
 

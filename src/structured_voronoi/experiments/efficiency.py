@@ -29,7 +29,7 @@ from structured_voronoi.samplers.refresh import Refresh
 from structured_voronoi.samplers.svs import SVS
 from structured_voronoi.targets.language_model import LanguageModel
 
-BUDGET, GRADIENT_COST, MOST_STEPS = 150, 2.0, 3000
+BUDGET, GRADIENT_COST, MOST_STEPS = 50, 2.0, 1000
 REMEMBER = 256
 """So many evaluated states a chain of SVS remembers: those it meets again cost nothing."""
 ALL = 128
