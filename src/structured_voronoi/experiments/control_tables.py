@@ -82,17 +82,12 @@ def average_table(rows: list[dict[str, Any]], task_name: str) -> str:
                 row["control_evaluations"],
                 row["seconds"],
                 "–" if paper is None else ", ".join(f"{value:.2f}" for value in paper),
+                PUBLISHED["seconds"].get(row["method"], "–"),
             ]
         )
-    header = [
-        "method",
-        "success",
-        "perplexity",
-        "Dist-1/2/3",
-        f"energy at γ = {ENERGY_WEIGHT:g}",
-        "LM evaluations a text",
-    ]
-    return table([*header, "control evaluations", "seconds a batch", "the paper: success, perplexity, Dist"], body)
+    header = ["method", "success", "perplexity", "Dist-1/2/3", f"energy at γ = {ENERGY_WEIGHT:g}"]
+    header += ["LM evaluations a text", "control evaluations", "seconds a batch"]
+    return table([*header, "the paper: success, perplexity, Dist", "its seconds"], body)
 
 
 def target_table(rows: list[dict[str, Any]]) -> str:
@@ -108,6 +103,10 @@ def target_table(rows: list[dict[str, Any]]) -> str:
                 for t in targets
             ]
         )
+    published = PUBLISHED["target"]
+    if set(targets) <= set(published):
+        for method in published[targets[0]]:
+            body.append([f"the paper's {method}", *(f"{published[t][method]:.2f}" for t in targets)])
     return table(["success, perplexity", *targets], body)
 
 
@@ -145,11 +144,11 @@ def classifier_table(reports: dict[str, Any]) -> str:
                 report["cut"]["macro_f1"],
                 f"{report['parameters']:,}",
                 f"{report['texts']:,}",
-                "–" if paper is None else " / ".join(f"{value:.2f}" for value in paper[:3]),
+                "–" if paper is None else " / ".join(f"{value:.2f}" for value in paper[:3]) + f", {paper[3]} M",
             ]
         )
     header = ["classifier", "macro F1", "precision", "recall", f"F1 at {LENGTH} tokens", "parameters", "texts"]
-    return table([*header, "the paper: F1 / precision / recall"], body)
+    return table([*header, "the paper: F1 / precision / recall, parameters"], body)
 
 
 def scatter(rows: list[dict[str, Any]]) -> Figure:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from structured_voronoi.base import SamplingError
 from structured_voronoi.metrics.classification import classification_report
+from structured_voronoi.models.batches import descend
 from structured_voronoi.models.classifiers import (
     NETWORKS,
     ClassifierRecipe,
@@ -32,6 +33,7 @@ SHORT = 20
 """Texts are judged whole and cut to this many tokens, the default length of a sampled text."""
 
 
+@torch.random.fork_rng()
 def train_classifier(
     texts: list[str],
     labels: list[str],
@@ -62,11 +64,7 @@ def train_classifier(
         logits = logits_of(network, recipe.kind, loaded, [row[:most] for row in varied])
         wanted = torch.tensor(known[rows], device=table.device)
         loss = nn.functional.cross_entropy(logits, wanted, weight=weights)
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-        optimiser.step()
-        tick(f"loss {float(loss.detach()):.3f}", 1)
+        tick(descend(loss, network, optimiser), 1)
     network.eval()
     for parameter in network.parameters():
         parameter.data = parameter.data.half().float()  # what is judged is what is saved

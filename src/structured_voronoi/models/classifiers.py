@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from structured_voronoi.base import SamplingError
+from structured_voronoi.models.batches import padded
 from structured_voronoi.models.loading import Loaded, hidden_states
 
 Kind = Literal["light", "probe"]
@@ -197,12 +198,10 @@ def encoded(texts: list[str], loaded: Loaded, recipe: ClassifierRecipe) -> list[
 
 def logits_of(network: nn.Module, kind: str, loaded: Loaded, rows: list[list[int]]) -> Float[Tensor, "row label"]:
     """The network's answers to texts of different lengths."""
-    device, width = loaded.model.device, max(map(len, rows))
-    tokens = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device)
-    lengths = torch.tensor([len(row) + (kind == "probe") for row in rows], device=device)
+    tokens, lengths = padded(rows, loaded.model.device)
     with torch.no_grad():
         states = states_of(kind, loaded.model, first_token(kind, loaded.tokenizer), tokens)
-    logits: Tensor = network(states.float(), lengths)
+    logits: Tensor = network(states.float(), lengths + (kind == "probe"))  # it also reads what a text begins with
     return logits
 
 

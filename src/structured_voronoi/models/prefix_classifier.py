@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from structured_voronoi.base import SamplingError, did_you_mean
+from structured_voronoi.models.batches import descend, padded
 
 WEIGHTS, CONFIG = "prefix_classifier.safetensors", "config.json"
 
@@ -85,7 +86,7 @@ class PrefixClassifier(nn.Module):
         found: list[str] = []
         with torch.no_grad():
             for begin in range(0, len(texts), batch):
-                logits = self(*_padded(texts[begin : begin + batch], self.embedding.weight.device))
+                logits = self(*padded(texts[begin : begin + batch], self.embedding.weight.device))
                 found += [self.labels[place] for place in logits.argmax(-1).tolist()]
         return found
 
@@ -110,6 +111,7 @@ class PrefixClassifier(nn.Module):
         return self.labels.index(label)
 
 
+@torch.random.fork_rng()
 def train_prefix_classifier(
     texts: list[list[int]],
     labels: list[str],
@@ -129,27 +131,16 @@ def train_prefix_classifier(
             "give one label for each text, two different ones at least"
         )
     places = torch.tensor([names.index(label) for label in labels])
-    with torch.random.fork_rng():
-        torch.manual_seed(recipe.seed)
-        model = PrefixClassifier(vocabulary, names, recipe).train()
-        optimiser = torch.optim.Adam(model.parameters(), lr=recipe.learning_rate)
-        source = np.random.default_rng(recipe.seed)
-        rows: list[int] = []
-        for _ in range(recipe.steps(len(kept))):
-            while len(rows) < recipe.batch:
-                rows += source.permutation(kept).tolist()
-            chosen, rows = rows[: recipe.batch], rows[recipe.batch :]
-            cut = [texts[row][: source.integers(1, len(texts[row]) + 1)] for row in chosen]
-            loss = nn.functional.cross_entropy(model(*_padded(cut, torch.device("cpu"))), places[chosen])
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimiser.step()
-            tick(f"loss {float(loss.detach()):.3f}", 1)
+    torch.manual_seed(recipe.seed)
+    model = PrefixClassifier(vocabulary, names, recipe).train()
+    optimiser = torch.optim.Adam(model.parameters(), lr=recipe.learning_rate)
+    source = np.random.default_rng(recipe.seed)
+    rows: list[int] = []
+    for _ in range(recipe.steps(len(kept))):
+        while len(rows) < recipe.batch:
+            rows += source.permutation(kept).tolist()
+        chosen, rows = rows[: recipe.batch], rows[recipe.batch :]
+        cut = [texts[row][: source.integers(1, len(texts[row]) + 1)] for row in chosen]
+        loss = nn.functional.cross_entropy(model(*padded(cut)), places[chosen])
+        tick(descend(loss, model, optimiser), 1)
     return model.eval()
-
-
-def _padded(texts: list[list[int]], device: torch.device) -> tuple[Int[Tensor, "row n"], Int[Tensor, " row"]]:
-    lengths = torch.tensor([len(text) for text in texts])
-    width = int(lengths.max())
-    return torch.tensor([text + [0] * (width - len(text)) for text in texts], device=device), lengths

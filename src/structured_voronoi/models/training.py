@@ -21,12 +21,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from structured_voronoi.base import SamplingError
+from structured_voronoi.models.batches import descend, padded
 from structured_voronoi.models.corpora import Corpus
 from structured_voronoi.models.loading import quiet_libraries
 
 END_OF_TEXT = "<|endoftext|>"
 UNFINISHED, REPORT = "unfinished", "training.json"
 CHECKPOINT_STEPS = 200
+IGNORED = -100
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ def digest(corpus: Corpus, recipe: Recipe) -> str:
     return hashlib.sha256(whole.encode()).hexdigest()[:12]
 
 
+@torch.random.fork_rng()
 def train_language_model(
     corpus: Corpus, out: Path, recipe: Recipe, tick: Callable[[str, int], None], half: bool = False
 ) -> dict[str, Any]:
@@ -87,11 +90,7 @@ def train_language_model(
         warm = min(1.0, (step + 1) / 100)
         optimiser.param_groups[0]["lr"] = recipe.learning_rate * warm * (0.05 + 0.95 * (1 - step / steps))
         loss = _loss(model, _batch(ids, step, recipe))
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        tick(f"loss {float(loss.detach()):.3f}", 1)
+        tick(descend(loss, model, optimiser), 1)
         if (step + 1) % CHECKPOINT_STEPS == 0 and step + 1 < steps:
             _checkpoint(out / UNFINISHED, digest(corpus, recipe), step + 1, model, optimiser)
 
@@ -150,11 +149,10 @@ def _in_batches(ids: list[list[int]], size: int) -> list[list[list[int]]]:
 
 def _loss(model: Any, rows: list[list[int]]) -> Tensor:
     """Mean negative log-likelihood per token, padding left out."""
-    width = max(map(len, rows))
-    inputs = torch.tensor([row + [0] * (width - len(row)) for row in rows])
-    labels = torch.tensor([row + [-100] * (width - len(row)) for row in rows])
-    logits = model(input_ids=inputs).logits
-    return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+    logits = model(input_ids=padded(rows)[0]).logits
+    labels, _ = padded(rows, filler=IGNORED)
+    cross_entropy = torch.nn.functional.cross_entropy
+    return cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
 
 
 def _checkpoint(folder: Path, of: str, step: int, model: Any, optimiser: Any) -> None:

@@ -1,0 +1,25 @@
+"""What all trainings do with a batch: pad its rows, and take a step down the gradient."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+
+def padded(
+    rows: list[list[int]], device: torch.device | str = "cpu", filler: int = 0
+) -> tuple[Int[Tensor, "row n"], Int[Tensor, " row"]]:
+    """Rows of different lengths as one tensor, filled up on the right, and their lengths."""
+    width = max(map(len, rows))
+    tokens = torch.tensor([row + [filler] * (width - len(row)) for row in rows], device=device)
+    return tokens, torch.tensor([len(row) for row in rows], device=device)
+
+
+def descend(loss: Tensor, network: nn.Module, optimiser: torch.optim.Optimizer) -> str:
+    """One step, with clipped gradients; returns what to say about it."""
+    optimiser.zero_grad(set_to_none=True)
+    loss.backward()  # type: ignore[no-untyped-call]
+    nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+    optimiser.step()
+    return f"loss {float(loss.detach()):.3f}"
