@@ -176,7 +176,7 @@ def test_rejection_on_a_controlled_language_model() -> None:
     state, info = sampler.step(target, rng, sampler.init(target, rng, None))
     found = (state.tokens[:, None] == states).all(-1).sum(0)
     assert pooled_chi_square(found.numpy(), truth.numpy()) >= LEVEL
-    torch.testing.assert_close(info.energy.float(), -target.log_prob(state.tokens), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(info.energy, -target.log_prob(state.tokens), atol=1e-4, rtol=1e-4)
     for bound, said in ((math.inf, "'second' has the bound inf.*declare"), (0.5, "'second' scored 1, above its bound")):
         broken = sv.Controlled(model, {Second(bound, 310): 1.5})
         with pytest.raises(sv.SamplingError, match=said):
