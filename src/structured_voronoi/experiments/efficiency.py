@@ -5,7 +5,6 @@ Cost is token positions through the language model ÷ N: an evaluation is 1, one
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import replace
 from functools import partial
@@ -22,7 +21,6 @@ from structured_voronoi.experiments.workers import side_by_side
 from structured_voronoi.metrics.divergence import Interval
 from structured_voronoi.run.sampling import steps
 from structured_voronoi.samplers.ancestral import Ancestral
-from structured_voronoi.samplers.choices import TEXT_DIMENSIONS
 from structured_voronoi.samplers.gwg import GibbsWithGradients
 from structured_voronoi.samplers.pncg import PNCG
 from structured_voronoi.samplers.refresh import Refresh
@@ -37,8 +35,14 @@ ALL = 128
 
 GRID: dict[str, list[Sampler]] = {
     "svs": [
-        *(SVS(scale, dimensions=TEXT_DIMENSIONS, remember=REMEMBER) for scale in (0.16, 0.22, 0.3)),
-        SVS(0.16, dimensions=64, remember=REMEMBER),
+        SVS(scale, turn=turn, dimensions=dimensions, remember=REMEMBER)
+        for scale, turn, dimensions in (
+            (0.16, 1.0, 32),
+            (0.16, 0.5, 64),
+            (0.22, 1.0, 32),
+            (0.22, 0.5, 32),
+            (0.3, 0.5, 32),
+        )
     ],
     "pncg": [
         *(PNCG(step, guidance="forward") for step in (0.01, 0.015, 0.02, 0.03)),
@@ -102,7 +106,7 @@ def _follow(task: tuple[str, Sampler], name: str, runs: int, seed: int) -> dict[
     seconds = time.process_time() - begun
     return {
         "sampler": label,
-        "settings": repr(sampler),
+        "settings": _named(sampler),
         "steps": len(energies),
         "cost": cost,
         "hamming": float((tokens != start).sum(-1).double().mean()),
@@ -144,9 +148,11 @@ def _cells(row: dict[str, Any]) -> list[Any]:
     ]
 
 
-def _short(row: dict[str, Any]) -> str:
+def _named(sampler: Sampler) -> str:
     """The settings that vary."""
-    return "`" + re.sub(r"walls=.*?guidance=|base=.*?dimensions=|max_events=.*(?=\))", "…", row["settings"]) + "`"
+    if not isinstance(sampler, SVS):
+        return f"`{sampler!r}`"
+    return f"`SVS({sampler.scale}, {sampler.guidance!r}, turn={sampler.turn}, dimensions={sampler.dimensions})`"
 
 
 def _markdown(results: dict[str, Any]) -> str:
@@ -161,9 +167,9 @@ def _markdown(results: dict[str, Any]) -> str:
         "are of one core."
     )
     header = ["", "steps", "cost", "Hamming", "distinct states", "a cost of 1", "effective samples", "seconds"]
-    best = [[f"{label}: {_short(row)}", *_cells(row)] for label, row in results["best"].items()]
+    best = [[f"{label}: {row['settings']}", *_cells(row)] for label, row in results["best"].items()]
     guided = [[row["sampler"], *_cells(row)] for row in results["guidance"]]
-    every = [[_short(row), *_cells(row)] for row in results["rows"]]
+    every = [[row["settings"], *_cells(row)] for row in results["rows"]]
     parts = [
         "# Efficiency on text",
         intro,
