@@ -139,7 +139,7 @@ def _markdown(results: dict[str, Any], stem: str) -> str:
         f"{half['wasserstein'] / half['floor']:.2f}.",
         f"**SVS alone**, {ALONE_STEPS} steps: {alone['changed']:.0%} of tokens changed, drift of the energy "
         f"{alone['drift']:+.3f} ± {alone['error']:.3f}, {abs(alone['drift']) / alone['error']:.1f} errors.",
-        f"**From random tokens**, {RANDOM_CHAINS} chains, mean energy by cost:",
+        f"**From random tokens**, {RANDOM_CHAINS} chains, mean energy by cost (– where the first step costs more):",
     ]
     marks = (50, 100, 200, 500, 1000, RANDOM_COST)
     rows = [[part, *(_at(curve, mark) for mark in marks)] for part, curve in results["random"].items()]
@@ -148,11 +148,10 @@ def _markdown(results: dict[str, Any], stem: str) -> str:
 
 
 def _at(curve: dict[str, Any], cost: float) -> str:
-    place = max(0, int(np.searchsorted(curve["cost"], cost)) - 1)  # the last step before so much is spent
-    last = cost == RANDOM_COST
-    if last:
-        place = len(curve["cost"]) - 1
-    return f"{curve['energy'][place]:.1f}" + (f" ± {curve['last_error']:.1f}" if last else "")
+    if cost >= RANDOM_COST:
+        return f"{curve['energy'][-1]:.1f} ± {curve['last_error']:.1f}"
+    steps = int(np.searchsorted(curve["cost"], cost, side="right"))  # those that this much pays for
+    return f"{curve['energy'][steps - 1]:.1f}" if steps else "–"
 
 
 def _picture(results: dict[str, Any]) -> Figure:
