@@ -23,13 +23,14 @@ class Loaded(NamedTuple):
 
 def load_model(name: str, device: str = "cpu", dtype: str = "float32") -> Loaded:
     """``bundled``, a Hugging Face hub name, a local folder, or a .gguf file. Only safetensors, never remote code."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     if dtype not in DTYPES:
         raise SamplingError(f"dtype {dtype!r} is unknown; choose from {', '.join(DTYPES)}")
     where, options = _place(name)
     quiet_libraries()
     try:
+        AutoConfig.from_pretrained(where, trust_remote_code=False, **options)  # what is not there fails here, once
         tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False, **options)
         model: Any
         model, found = AutoModelForCausalLM.from_pretrained(
