@@ -121,7 +121,7 @@ def test_controls_as_they_are_written(tmp_path: Path, monkeypatch: pytest.Monkey
         ("./nowhere=x", "no folder ./nowhere"),
         ("./nowhere", "names no label"),
         ("no_such_module:f", "cannot be imported"),
-        ("math:no_such", "no function 'no_such'"),
+        ("math:no_such", "no function or control 'no_such'"),
         ("", "is unknown"),
     ],
 )

@@ -34,7 +34,7 @@ def test_sample_writes_texts_and_lines(tmp_path: Path) -> None:
     assert all(len(line["tokens"]) == 8 for line in lines)
     assert all(abs(line["log_prob"] + line["energy"]) < 1e-3 for line in lines)
     assert "evaluations a text" in done.stderr
-    drawn = svs("sample", "-n", "2", "--sampler", "rejection", "--control", "keyword=a")
+    drawn = svs("sample", "-n", "2", "--sampler", "rejection", "--control", "keyword=pub")
     assert "drawn independently; 0." in drawn.stderr
     assert "This sampler is not exact." in svs("sample", "-n", "1", "--sampler", "mucola", "--warmup", "1").stderr
 

@@ -32,7 +32,7 @@ from structured_voronoi.samplers.svs import SVS
 
 METHODS = ("ancestral", "fudge", "mucola", "svs-paper", "svs+refresh", "pncg", "rejection")
 SPLITS = (("trainset", 1, 200), ("devset", 2, 30), ("testset_w_refs", 3, 60))
-TINY = Recipe(vocabulary=300, width=16, layers=1, heads=2, context=64, batch=16)
+TINY = Recipe(vocabulary=300, width=32, layers=1, heads=2, context=64, batch=16)
 
 
 @pytest.fixture(autouse=True)
