@@ -190,5 +190,5 @@ def six_axes(rows: list[dict[str, Any]]) -> Figure:
             axis.plot(np.append(angles, 0), closed, color=COLOURS[row["method"]], linewidth=1.2, label=row["method"])
         axis.set(xticks=angles, xticklabels=AXES, yticks=[], title=target)
         axis.tick_params(labelsize=6)
-    axes.flat[0].legend(frameon=False, fontsize=6, bbox_to_anchor=(0.1, 0.1))
+    figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
     return figure
