@@ -33,7 +33,7 @@ def controls(case: str, guide: str | None) -> dict[Control, float]:
     if case == CASES[1]:
         return {Predicate.regex(r"(?i)\b(pub|coffee shop)\b"): 1.0}
     food = Classifier.load("food" if guide is None else guide, "Italian")
-    return {food: 1.5, Predicate.keyword("near"): 1.0, Predicate.regex(r"(?i)\b(cheap|low|less)\b"): 1.0}
+    return {food: 1.5, Predicate.keyword("family"): 1.0, Predicate.regex(r"(?i)\briverside\b"): 1.0}
 
 
 def run(out: Path, runs: int = 400, seed: int = 0, progress: bool = True, data: str | None = None) -> list[Path]:
@@ -99,8 +99,8 @@ def _markdown(results: dict[str, Any]) -> str:
     intro = (
         f"Model: {results['model']}, N = {LENGTH}, seed {results['seed']}; {results['runs']} texts of each, {STEPS} "
         f"steps of SVS and Refresh. A text succeeds if every control gives it more than ½; the base rate is that of "
-        f"{BASE_TEXTS:,} ancestral texts. Three controls: food = Italian (weight 1.5), the word near, one of cheap, "
-        "low, less. The regular expression asks for a pub or a coffee shop. Differences are SVS minus rejection, ± "
+        f"{BASE_TEXTS:,} ancestral texts. Three controls: food = Italian (weight 1.5), the word family, the "
+        "word riverside. The regular expression asks for a pub or a coffee shop. Differences are SVS minus rejection, ± "
         "standard error; seconds are of one core."
     )
     body = [
