@@ -100,8 +100,8 @@ def _markdown(results: dict[str, Any]) -> str:
         f"Model: {results['model']}, N = {LENGTH}, seed {results['seed']}; {results['runs']} texts of each, {STEPS} "
         f"steps of SVS and Refresh. A text succeeds if every control gives it more than ½; the base rate is that of "
         f"{BASE_TEXTS:,} ancestral texts. Three controls: food = Italian (weight 1.5), the word family, the "
-        "word riverside. The regular expression asks for a pub or a coffee shop. Differences are SVS minus rejection, ± "
-        "standard error; seconds are of one core."
+        "word riverside. The regular expression asks for a pub or a coffee shop. Differences are SVS minus rejection, "
+        "± standard error; seconds are of one core."
     )
     body = [
         [
