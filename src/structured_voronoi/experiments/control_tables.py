@@ -22,15 +22,15 @@ AXES = ("success", "-ppl mean", "-ppl sd", "dist-1", "dist-2", "dist-3")
 
 def sections(results: dict[str, Any], name: str) -> list[str]:
     """The parts of a report that all tasks have."""
-    rows = results["rows"]
+    rows, published = results["rows"], PUBLISHED[name]
     return [
-        average_table(rows, name),
+        average_table(rows, published),
         f"![success against perplexity]({name}.png)",
         "## By target",
-        target_table(rows),
+        target_table(rows, published.get("target", {})),
         f"![six axes]({name}_axes.png)",
         "## Classifiers",
-        classifier_table(results["classifiers"]),
+        classifier_table(results["classifiers"], published.get("classifiers", {})),
         "## Grid search",
         f"{GRID_TEXTS} texts a target, {GRID_SECONDS:g} seconds of one core a batch; the score is the share that the "
         "guide believes minus log10(perplexity / that of ancestral texts).",
@@ -65,12 +65,11 @@ def averages(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def average_table(rows: list[dict[str, Any]], task_name: str) -> str:
+def average_table(rows: list[dict[str, Any]], published: dict[str, Any]) -> str:
     """Ours beside the paper's."""
-    published = PUBLISHED[task_name]["average"]
     body = []
     for row in averages(rows):
-        success, ppl, paper = row["success"], row["perplexity"], published.get(row["method"])
+        success, ppl, paper = row["success"], row["perplexity"], published["average"].get(row["method"])
         body.append(
             [
                 row["method"],
@@ -82,7 +81,7 @@ def average_table(rows: list[dict[str, Any]], task_name: str) -> str:
                 row["control_evaluations"],
                 row["seconds"],
                 "–" if paper is None else ", ".join(f"{value:.2f}" for value in paper),
-                PUBLISHED["seconds"].get(row["method"], "–"),
+                published.get("seconds", {}).get(row["method"], "–"),
             ]
         )
     header = ["method", "success", "perplexity", "Dist-1/2/3", f"energy at γ = {ENERGY_WEIGHT:g}"]
@@ -90,7 +89,7 @@ def average_table(rows: list[dict[str, Any]], task_name: str) -> str:
     return table([*header, "the paper: success, perplexity, Dist", "its seconds"], body)
 
 
-def target_table(rows: list[dict[str, Any]]) -> str:
+def target_table(rows: list[dict[str, Any]], published: dict[str, dict[str, float]]) -> str:
     """Success and perplexity of every method on every target."""
     targets = list(dict.fromkeys(row["target"] for row in rows))
     body = []
@@ -103,7 +102,6 @@ def target_table(rows: list[dict[str, Any]]) -> str:
                 for t in targets
             ]
         )
-    published = PUBLISHED["target"]
     if set(targets) <= set(published):
         for method in published[targets[0]]:
             body.append([f"the paper's {method}", *(f"{published[t][method]:.2f}" for t in targets)])
@@ -128,13 +126,13 @@ def sample_table(rows: list[dict[str, Any]]) -> str:
     )
 
 
-def classifier_table(reports: dict[str, Any]) -> str:
+def classifier_table(reports: dict[str, Any], published: dict[str, list[float]]) -> str:
     """F1, precision and recall on the test split, beside the paper's."""
     body = []
     for name, report in reports.items():
         classes = report["whole"]["classes"].values()
         precision, recall = (sum(one[key] for one in classes) / len(classes) for key in ("precision", "recall"))
-        paper = PUBLISHED["classifiers"].get(name)
+        paper = published.get(name)
         body.append(
             [
                 name,
