@@ -45,8 +45,8 @@ GRID: dict[str, list[Sampler]] = {
         )
     ],
     "pncg": [
-        *(PNCG(step, guidance="forward") for step in (0.01, 0.015, 0.02, 0.03)),
-        PNCG(0.015, guidance="full"),
+        *(PNCG(step, guidance="forward") for step in (0.01, 0.015, 0.02, 0.03, 0.045, 0.06, 0.075)),
+        *(PNCG(step, guidance="full") for step in (0.015, 0.06)),
     ],
     "gwg": [
         *(GibbsWithGradients(temperature, guidance="forward") for temperature in (1.0, 2.0)),
