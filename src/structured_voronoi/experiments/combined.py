@@ -24,8 +24,10 @@ from structured_voronoi.samplers.choices import text_sampler
 from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.language_model import LanguageModel
 
-STEPS, BASE_TEXTS = 40, 4000
 CASES = ("three controls", "a regular expression")
+STEPS = {CASES[0]: 120, CASES[1]: 40}
+"""Of SVS and Refresh: where two words must be there, few redraws are accepted."""
+BASE_TEXTS = 4000
 
 
 def controls(case: str, guide: str | None) -> dict[Control, float]:
@@ -63,7 +65,7 @@ def _draw(task: tuple[str, str], model: str, guide: str | None, runs: int, seed:
     else:
         sampler: Sampler = text_sampler(name)
         begun = process_time()
-        *_, (tokens, info) = islice(steps(target, sampler, runs, seed), 1 if is_independent(sampler) else STEPS)
+        *_, (tokens, info) = islice(steps(target, sampler, runs, seed), 1 if is_independent(sampler) else STEPS[case])
     scores = target.control_log_probs(tokens)
     met = np.all([score.exp().numpy() > 0.5 for score in scores.values()], axis=0)
     return {
@@ -97,8 +99,9 @@ def _compared(case: str, found: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def _markdown(results: dict[str, Any]) -> str:
     intro = (
-        f"Model: {results['model']}, N = {LENGTH}, seed {results['seed']}; {results['runs']} texts of each, {STEPS} "
-        f"steps of SVS and Refresh. A text succeeds if every control gives it more than ½; the base rate is that of "
+        f"Model: {results['model']}, N = {LENGTH}, seed {results['seed']}; {results['runs']} texts of each, "
+        f"{STEPS[CASES[0]]} and {STEPS[CASES[1]]} steps of SVS and Refresh. A text succeeds if every "
+        "control gives it more than ½; the base rate is that of "
         f"{BASE_TEXTS:,} ancestral texts. Three controls: food = Italian (weight 1.5), the word family, the "
         "word riverside. The regular expression asks for a pub or a coffee shop. Differences are SVS minus rejection, "
         "± standard error; seconds are of one core."
