@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from hypothesis import settings
 from torch import Tensor
@@ -27,6 +28,7 @@ from structured_voronoi.geometry.motion import (
     Walls,
     travel,
 )
+from structured_voronoi.samplers import gwg, pncg, proposals
 from structured_voronoi.samplers.evaluation import cells_of_target
 
 torch.set_num_threads(1)  # the tensors of most tests are so small that a second thread only costs
@@ -61,6 +63,17 @@ def svs(*words: str, code: int = 0, cwd: Path | None = None) -> subprocess.Compl
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     return done
+
+
+def forget_the_reverse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broken twin of Metropolis: p-NCG and Gibbs with gradients accept as if proposals were symmetric."""
+    right = proposals.metropolis_hastings
+
+    def forgetful(target, guidance, state, proposed, log_forward, log_reverse, level):  # type: ignore[no-untyped-def]
+        return right(target, guidance, state, proposed, 0 * log_forward, lambda *_: 0 * log_forward, level)
+
+    for module in (pncg, gwg):
+        monkeypatch.setattr(module, "metropolis_hastings", forgetful)
 
 
 def random_target(

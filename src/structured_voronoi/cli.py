@@ -305,7 +305,7 @@ def verify(
     with contextlib.suppress(KeyboardInterrupt), progress_bar(len(cases()), show=True, what="verify") as tick:
         for verdict in verdicts(chains, seed):
             fit = verdict.found.fit
-            failed, done = failed + (verdict.failed), done + 1
+            failed, done = failed + verdict.failed, done + 1
             numbers = (f"{fit.tv:.4f}", f"{fit.floor:.4f}", f"{fit.ratio:.2f}", f"{fit.p_value:.2g}")
             row = (verdict.case.sampler, verdict.case.target, *numbers, f"{verdict.found.moved:.0%}", verdict.word)
             grid.add_row(*row, style="bold red" if verdict.failed else None)

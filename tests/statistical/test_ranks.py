@@ -8,10 +8,10 @@ import pytest
 import torch
 from scipy import stats
 
+from helpers import forget_the_reverse
 from structured_voronoi.base import Enumerable, Rng, Sampler
 from structured_voronoi.experiments.checks import random_target
 from structured_voronoi.experiments.twins import ColdMomentum
-from structured_voronoi.samplers import gwg, pncg, proposals
 from structured_voronoi.samplers.gwg import GibbsWithGradients
 from structured_voronoi.samplers.pncg import PNCG
 from structured_voronoi.samplers.svs import SVS
@@ -45,7 +45,16 @@ def _energies(target: Enumerable, sampler: Sampler, rng: Rng, start: torch.Tenso
 
 
 @pytest.mark.parametrize(
-    ("sampler", "field_sd"), [(SVS(1.0), 0.2), (SVS(0.5), 0.2), (PNCG(10.0), 2.0), (GibbsWithGradients(), 2.0)], ids=str
+    ("sampler", "field_sd"),
+    [
+        (SVS(1.0), 0.2),
+        (SVS(0.5), 0.2),
+        (PNCG(4.0), 0.2),
+        (PNCG(10.0), 2.0),
+        (GibbsWithGradients(), 0.2),
+        (GibbsWithGradients(), 2.0),
+    ],
+    ids=str,
 )
 def test_ranks_are_uniform(sampler: Sampler, field_sd: float) -> None:
     assert rank_p_value(random_target(0, 6, 2, 3, field_sd), sampler, seed=21) >= 1e-4
@@ -57,11 +66,5 @@ def test_momentum_as_printed_is_seen() -> None:
 
 @pytest.mark.parametrize("sampler", [PNCG(10.0), GibbsWithGradients()], ids=str)
 def test_proposals_without_their_reverse_are_seen(sampler: Sampler, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = proposals.metropolis_hastings
-
-    def forgetful(target, guidance, state, proposed, log_forward, log_reverse, level):  # type: ignore[no-untyped-def]
-        return right(target, guidance, state, proposed, 0 * log_forward, lambda *_: 0 * log_forward, level)
-
-    for module in (pncg, gwg):
-        monkeypatch.setattr(module, "metropolis_hastings", forgetful)
+    forget_the_reverse(monkeypatch)
     assert rank_p_value(random_target(0, 6, 2, 3, 2.0), sampler, seed=21) < 1e-4

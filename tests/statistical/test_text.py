@@ -6,12 +6,13 @@ import pytest
 import torch
 
 import structured_voronoi as sv
+from helpers import forget_the_reverse
 from structured_voronoi.base import Sampler
 from structured_voronoi.experiments import truth
 from structured_voronoi.experiments.checks import stationarity
 from structured_voronoi.experiments.twins import OutwardOnly
 from structured_voronoi.experiments.verify import LEVEL
-from structured_voronoi.samplers import gwg, pncg, proposals, refresh, rejection
+from structured_voronoi.samplers import refresh, rejection
 from structured_voronoi.targets.tabular import AutoregressiveTable
 
 CHAINS, STEPS, SEED = 20_000, 12, 4
@@ -57,13 +58,7 @@ def test_outward_only_gates_are_seen_on_texts(target: AutoregressiveTable) -> No
 def test_proposals_without_their_reverse_are_seen_on_texts(
     target: AutoregressiveTable, sampler: Sampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = proposals.metropolis_hastings
-
-    def forgetful(target, guidance, state, proposed, log_forward, log_reverse, level):  # type: ignore[no-untyped-def]
-        return right(target, guidance, state, proposed, 0 * log_forward, lambda *_: 0 * log_forward, level)
-
-    for module in (pncg, gwg):
-        monkeypatch.setattr(module, "metropolis_hastings", forgetful)
+    forget_the_reverse(monkeypatch)
     assert stationarity(target, sampler, CHAINS, STEPS, SEED).fit.p_value < LEVEL
 
 

@@ -158,7 +158,7 @@ def scatter(rows: list[dict[str, Any]]) -> Figure:
         bars["yerr"] = [[success.mean - success.low], [success.high - success.mean]]
         axis.errorbar(ppl.mean, success.mean, fmt="o", color=COLOURS[row["method"]], label=row["method"], **bars)
     axis.set(xscale="log", xlabel="perplexity", ylabel="success by the judge", ylim=(-0.02, 1.02))
-    axis.legend(frameon=False, fontsize=8)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     return figure
 
 

@@ -34,8 +34,8 @@ def prepared(
     name: str, model: str, splits: dict[str, Labelled], none: str | None, progress: bool
 ) -> tuple[Task, dict[str, Any]]:
     """The task, and how well its classifiers do on the test split, whole texts and cut ones."""
-    folder = _folder(name, model, splits)
     guide, report = trained_guide(name, model, splits, none, progress)
+    folder = guide.parent
     task = Task(model, str(guide), str(folder / "prefix"), str(folder / "judge"), str(folder / "cells"))
     guiding, test = _guiding(splits, none)
     few, more, labels = _some(guiding, PROBE_TEXTS), _some(guiding, PREFIX_TEXTS), sorted(set(guiding.labels))
