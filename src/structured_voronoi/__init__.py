@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from structured_voronoi import controls as controls
-    from structured_voronoi.base import Rng as Rng
-    from structured_voronoi.base import SamplingError as SamplingError
+    from structured_voronoi.contracts import Info as Info
+    from structured_voronoi.errors import SamplingError as SamplingError
     from structured_voronoi.run.sampling import sample as sample
     from structured_voronoi.samplers.ancestral import Ancestral as Ancestral
     from structured_voronoi.samplers.cycle import Cycle as Cycle
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from structured_voronoi.samplers.refresh import Refresh as Refresh
     from structured_voronoi.samplers.rejection import Rejection as Rejection
     from structured_voronoi.samplers.svs import SVS as SVS
+    from structured_voronoi.streams import Rng as Rng
     from structured_voronoi.targets.categorical import CategoricalTarget as CategoricalTarget
     from structured_voronoi.targets.controlled import Controlled as Controlled
     from structured_voronoi.targets.language_model import LanguageModel as LanguageModel
@@ -35,8 +36,9 @@ if TYPE_CHECKING:
 
 # imported when first used, so that the command line answers at once
 _HOMES = {
-    "Rng": "base",
-    "SamplingError": "base",
+    "Rng": "streams",
+    "SamplingError": "errors",
+    "Info": "contracts",
     "sample": "run.sampling",
     "SVS": "samplers.svs",
     "HMC": "samplers.hmc",

@@ -8,6 +8,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,6 +25,14 @@ _HOMES = {
     "parse_control": "parsing",
 }
 __all__ = sorted(_HOMES)
+
+BUNDLED_CONTROLS = Path(__file__).parents[1] / "models" / "bundled_controls"
+
+
+def bundled_controls() -> dict[str, list[str]]:
+    """The labels of every classifier that comes with the package, read without loading anything heavy."""
+    configs = {path.parent.name: path.read_text(encoding="utf-8") for path in BUNDLED_CONTROLS.glob("*/config.json")}
+    return {name: json.loads(configs[name])["labels"] for name in sorted(configs)}
 
 
 def __getattr__(name: str) -> Any:

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from structured_voronoi.base import SamplingError, checked_device, did_you_mean
+from structured_voronoi.controls import BUNDLED_CONTROLS, bundled_controls
+from structured_voronoi.errors import SamplingError, did_you_mean, usable_device
 from structured_voronoi.models.classifiers import first_token, identity_of, load_classifier, mismatch, states_of
-from structured_voronoi.models.control_list import BUNDLED_CONTROLS, bundled_controls
 from structured_voronoi.models.loading import Loaded
 from structured_voronoi.targets.language_model import LanguageModel
 
@@ -46,7 +46,7 @@ class Classifier:
                 f"there is no classifier and no folder {str(name)!r}; {did_you_mean(str(name), bundled_controls())}"
             )
         network, config = load_classifier(folder)
-        return cls(network.to(checked_device(device)), config, folder.resolve().name, label)
+        return cls(network.to(usable_device(device)), config, folder.resolve().name, label)
 
     def bind(self, model: LanguageModel) -> Self:
         """A copy that reads this language model's embeddings; an error if it was trained with another one's."""
@@ -77,8 +77,8 @@ class Classifier:
             embeds = lm.model.get_input_embeddings()(tokens).detach().requires_grad_()
             found = self._score(lm, tokens, embeds)
             (gradient,) = torch.autograd.grad(found.sum(), embeds)
-        if lm._input_map is not None:
-            gradient = gradient @ lm._input_map.T
+        if lm.input_map is not None:
+            gradient = gradient @ lm.input_map.T
         return found.detach(), gradient
 
     def _score(self, lm: LanguageModel, tokens: Tensor, embeds: Tensor | None = None) -> Tensor:

@@ -19,11 +19,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from structured_voronoi.base import Control, SamplingError, did_you_mean
-from structured_voronoi.controls.classifier import Classifier
-from structured_voronoi.controls.predicate import Predicate
-from structured_voronoi.controls.text_classifier import TextClassifier
-from structured_voronoi.models.control_list import bundled_controls
+from structured_voronoi import controls
+from structured_voronoi.contracts import Control
+from structured_voronoi.errors import SamplingError, did_you_mean
 
 
 def parse_control(text: str, device: str = "cpu") -> tuple[Control, float]:
@@ -31,7 +29,7 @@ def parse_control(text: str, device: str = "cpu") -> tuple[Control, float]:
     written, weight = _weight(text.strip())
     if written.startswith("not "):
         control = parse_control(f"{written[4:].strip()}@1", device)[0]
-        if not isinstance(control, Predicate):
+        if not isinstance(control, controls.Predicate):
             raise SamplingError(
                 f"the control {written!r} negates a classifier; use one of its other labels, or negate a keyword, a "
                 "regex or a function"
@@ -39,13 +37,13 @@ def parse_control(text: str, device: str = "cpu") -> tuple[Control, float]:
         return ~control, weight
     name, equals, value = written.partition("=")
     if name == "keyword" and equals:
-        return Predicate.keyword(value), weight
+        return controls.Predicate.keyword(value), weight
     if name == "regex" and equals:
-        return Predicate.regex(value), weight
+        return controls.Predicate.regex(value), weight
     if not equals and ":" in name:
         found = _imported(name)
-        return (found, weight) if hasattr(found, "log_prob") else (Predicate(found, name), weight)
-    known = [*bundled_controls(), "keyword", "regex"]
+        return (found, weight) if isinstance(found, Control) else (controls.Predicate(found, name), weight)
+    known = [*controls.bundled_controls(), "keyword", "regex"]
     if "/" in name or "\\" in name or name.startswith(".") or (name and name not in known and Path(name).is_dir()):
         folder, equals, label = written.rpartition("=")
         if not equals or not label:
@@ -57,7 +55,7 @@ def parse_control(text: str, device: str = "cpu") -> tuple[Control, float]:
         )
     if not value:
         raise SamplingError(f"the control {text!r} names no value; write {name}=VALUE, as listed by `svs ls`")
-    return Classifier.load(name, value, device), weight
+    return controls.Classifier.load(name, value, device), weight
 
 
 def _weight(text: str) -> tuple[str, float]:
@@ -88,8 +86,8 @@ def _classifier(folder: str, label: str, device: str) -> Control:
         except ValueError as error:
             raise SamplingError(f"{config} is not JSON ({error}); the folder is damaged: train it again") from error
         if ours:
-            return Classifier.load(path, label, device)
-    return TextClassifier.load(folder, label, device)
+            return controls.Classifier.load(path, label, device)
+    return controls.TextClassifier.load(folder, label, device)
 
 
 def _imported(written: str) -> Any:
@@ -104,6 +102,6 @@ def _imported(written: str) -> Any:
             f"the control {written!r}: {module} cannot be imported ({type(error).__name__}: {error}); "
             "run the command where the file is"
         ) from error
-    if not callable(found) and not hasattr(found, "log_prob"):
+    if not callable(found) and not isinstance(found, Control):
         raise SamplingError(f"the control {written!r}: {module} has no function or control {name!r}; check its name")
     return found

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.base import SamplingError, did_you_mean
+from structured_voronoi.errors import SamplingError, did_you_mean
 
 Kind = Literal["auto", "probability", "log_score"]
 

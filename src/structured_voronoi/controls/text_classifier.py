@@ -9,8 +9,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.base import SamplingError, checked_device, did_you_mean, in_blocks
+from structured_voronoi.errors import SamplingError, did_you_mean, usable_device
 from structured_voronoi.models.loading import check_complete, quiet_libraries
+from structured_voronoi.streams import in_blocks
 
 AT_A_TIME = 64
 
@@ -51,7 +52,7 @@ class TextClassifier:
                 "check the folder, or the hub name and the connection"
             ) from error
         check_complete(f"the text classifier {str(name)!r}", found)
-        return cls(model.to(checked_device(device)), tokenizer, label, Path(name).name)
+        return cls(model.to(usable_device(device)), tokenizer, label, Path(name).name)
 
     @torch.no_grad()
     def log_prob(self, tokens: Int[Tensor, "chain n"], texts: list[str]) -> Float[Tensor, " chain"]:

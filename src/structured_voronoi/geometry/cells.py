@@ -9,10 +9,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from structured_voronoi.base import SamplingError, in_blocks
-
-MEMORY = 256 * 2**20
-"""Default bound, in bytes, on what one pass over the vocabulary may hold at a time."""
+from structured_voronoi.errors import SamplingError
+from structured_voronoi.streams import MEMORY, block_rows, in_blocks, widened
 
 
 class Cells(NamedTuple):
@@ -36,7 +34,7 @@ class Cells(NamedTuple):
     def nearest(self, x: Float[Tensor, "chain n k"]) -> Int[Tensor, "chain n"]:
         """m*(x): the cell of each point, in blocks that respect the memory bound."""
         rows = x.flatten(0, 1)
-        size = chunk_size(len(self.table) * x.element_size() * 2, self.memory)
+        size = block_rows(len(self.table) * x.element_size() * 2, self.memory)
         parts = [
             (products(rows[i : i + size], self.table) - self.half_norm).argmax(-1) for i in range(0, len(rows), size)
         ]
@@ -64,12 +62,6 @@ def products(rows: Float[Tensor, "row k"], table: Float[Tensor, "cell k"]) -> Fl
         rows, table = torch.nn.functional.pad(rows, (0, extra)), torch.nn.functional.pad(table, (0, extra))
     product: Tensor = in_blocks(lambda block: block @ table.T, rows)
     return product
-
-
-def chunk_size(bytes_each: int, memory: int) -> int:
-    """How many items of ``bytes_each`` fit into the bound: at least one, whole blocks of 8 where possible."""
-    fit = max(1, memory // bytes_each)
-    return fit if fit < 8 else fit // 8 * 8
 
 
 def cells_of(
@@ -119,10 +111,10 @@ def spacing(cells: Cells) -> float:
     """
     every = -(-len(cells.table) // 4096)
     rows = cells.table[::every]
-    size = chunk_size(len(cells.table) * 8 * 2, cells.memory)
-    nearest = []
+    size = block_rows(len(cells.table) * 8 * 2, cells.memory)
+    nearest, table = [], widened(cells.table)
     for i in range(0, len(rows), size):
-        gaps = torch.cdist(rows[i : i + size].double(), cells.table.double())
+        gaps = torch.cdist(widened(rows[i : i + size]), table)
         here = torch.arange(i, min(i + size, len(rows)), device=gaps.device)
         gaps[here - i, here * every] = torch.inf
         nearest.append(gaps.amin(-1))
@@ -143,7 +135,7 @@ def _allowed_tokens(allowed: Tensor | None, count: int, device: torch.device) ->
 def _principal_axes(table: Tensor, dimensions: int) -> Tensor:
     if not 1 <= dimensions <= table.shape[1]:
         raise SamplingError(f"dimensions = {dimensions}: the embeddings have {table.shape[1]}; choose from 1 to that")
-    covariance = table.double().T @ table.double()
+    covariance = widened(table).T @ widened(table)
     axes: Tensor = torch.linalg.eigh(covariance).eigenvectors.flip(-1)[:, :dimensions]
     signs = axes.gather(0, axes.abs().argmax(0, keepdim=True)).sign()  # an eigenvector's sign is arbitrary: fix it
     return (axes * signs).to(table.dtype)

@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from structured_voronoi.geometry.cells import Cells, chunk_size, products
+from structured_voronoi.geometry.cells import Cells, products
+from structured_voronoi.streams import block_rows
 
 FULL_TURN = 2 * math.pi
 NOWHERE = -1
@@ -123,7 +124,7 @@ def _precisely(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A, B and C of a few bisectors from v_j - v_w itself: differences of products lose tokens that are close."""
     offset, velocity, centre = sides
-    size = chunk_size(6 * cells.table.shape[1] * cells.table.element_size(), cells.memory)
+    size = block_rows(6 * cells.table.shape[1] * cells.table.element_size(), cells.memory)
     parts = []
     for i in range(0, max(1, len(chain)), size):
         at = (chain[i : i + size], position[i : i + size])
@@ -143,8 +144,8 @@ def _chunks(cells: Cells, here: Tensor, sides: int) -> Iterator[tuple[slice, sli
     """Slices of chains and of columns whose temporaries stay within the memory bound."""
     # bytes per chain and column at the worst, when every bisector is within reach: dense and gathered temporaries
     each = ((sides + 14) * cells.table.element_size() + 100) * here.shape[1]
-    width = min(len(cells.table), chunk_size(8 * each, cells.memory))
-    height = chunk_size(width * each, cells.memory)
+    width = min(len(cells.table), block_rows(8 * each, cells.memory))
+    height = block_rows(width * each, cells.memory)
     for i in range(0, len(here), height):
         for j in range(0, len(cells.table), width):
             yield slice(i, min(i + height, len(here))), slice(j, min(j + width, len(cells.table)))

@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from structured_voronoi.geometry.cells import Cells, chunk_size, products
+from structured_voronoi.geometry.cells import Cells, products
+from structured_voronoi.streams import block_rows
 
 RELIABLE_COUNT = 50
 
@@ -44,26 +45,34 @@ class EstimatedMasses(NamedTuple):
     """σ z·v for every draw and every cell, where the memory bound has room for it."""
 
     def __call__(self, here: Int[Tensor, "chain n"], centre: Float[Tensor, "chain n k"]) -> LogMass:
-        # the mass is a function of the tokens, so chains in the same state share one count
-        states, inverse = torch.unique(here, dim=0, return_inverse=True)
-        some_chain = torch.zeros_like(states[:, 0]).scatter(0, inverse, torch.arange(len(here), device=here.device))
-        counts = self.counts(states.flatten(), centre[some_chain].flatten(0, 1)).view(states.shape)
+        # the mass of a position is a function of its cell and centre: equal ones share one count
+        keys = torch.cat([here.flatten()[:, None].to(centre.dtype), centre.flatten(0, 1)], dim=-1)
+        _, inverse = torch.unique(keys, dim=0, return_inverse=True)
+        rows = torch.zeros(int(inverse.max()) + 1, dtype=torch.int64, device=here.device)
+        rows = rows.scatter(0, inverse, torch.arange(len(inverse), device=here.device))
+        counts = self.counts(here.flatten()[rows], centre.flatten(0, 1)[rows])[inverse].view(here.shape)
         mass = ((counts + 0.5) / (len(self.noise) + 1)).to(centre.dtype)
-        return LogMass(mass.log().sum(-1)[inverse], (counts < RELIABLE_COUNT).any(-1)[inverse])
+        return LogMass(mass.log().sum(-1), (counts < RELIABLE_COUNT).any(-1))
 
     def counts(self, here: Int[Tensor, " row"], centre: Float[Tensor, "row k"]) -> Int[Tensor, " row"]:
-        """How many frozen points around each centre are nearest to the row's own cell."""
-        draws, columns = len(self.noise), len(self.cells.table)
-        depth = min(draws, chunk_size(columns * centre.element_size() * 2, self.cells.memory))
-        size = chunk_size(depth * columns * centre.element_size() * 2, self.cells.memory)
-        found = torch.zeros_like(here)
-        for i in range(0, len(here), size):
-            rows = slice(i, i + size)
-            score = products(centre[rows], self.cells.table) - self.cells.half_norm
-            for j in range(0, draws, depth):
-                winner = (score[:, None] + self._shifts(slice(j, j + depth))).argmax(-1)
-                found[rows] += (winner == here[rows, None]).sum(-1)
-        return found
+        """How many frozen points around each centre are nearest to the row's own cell.
+
+        Rows in as large groups as the scores of all cells leave room for, each with all draws in turn: the products with
+        the table are taken once for a group of rows and once for a group of draws.
+        """
+        bytes_each, quarter = len(self.cells.table) * centre.element_size(), self.cells.memory // 4
+        height, depth = block_rows(bytes_each, quarter), block_rows(bytes_each, quarter)
+        counted = torch.zeros_like(here)
+        for i in range(0, len(here), height):
+            score = products(centre[i : i + height], self.cells.table) - self.cells.half_norm
+            for j in range(0, len(self.noise), depth):
+                shifts = self._shifts(slice(j, j + depth))
+                size = block_rows(2 * bytes_each * len(shifts), 2 * quarter)
+                for k in range(0, len(score), size):
+                    rows = slice(i + k, i + min(k + size, len(score)))
+                    winner = (score[k : k + size, None] + shifts).argmax(-1)
+                    counted[rows] += (winner == here[rows, None]).sum(-1)
+        return counted
 
     def _shifts(self, draws: slice) -> Float[Tensor, "draw cell"]:
         return products(self.noise[draws], self.cells.table) if self.shifts is None else self.shifts[draws]

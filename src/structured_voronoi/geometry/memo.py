@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from structured_voronoi.streams import widened
+
 EMPTY = -1
 
 
@@ -19,7 +21,7 @@ class Proposal(NamedTuple):
     """What the target says about a state; ``finite`` is unset where it is impossible or broken."""
 
     potential: Float[Tensor, " row"]
-    """U(m), plus log μ(C_m) for closed cells; float64 inside the motion."""
+    """U(m), plus log μ(C_m) for closed cells, in the widest type."""
     centre: Float[Tensor, "row n k"]
     finite: Bool[Tensor, " row"]
 
@@ -27,7 +29,7 @@ class Proposal(NamedTuple):
 class Memo(NamedTuple):
     """The states each chain evaluated last, in a ring of slots.
 
-    It is changed in place. What it says of a state is true whoever asks, so draws do not depend on it.
+    What it says of a state is true whoever asks, so draws do not depend on it.
     """
 
     cell: Int[Tensor, "chain slot n"]
@@ -35,6 +37,10 @@ class Memo(NamedTuple):
     centre: Float[Tensor, "chain slot n k"]
     finite: Bool[Tensor, "chain slot"]
     next: Int[Tensor, " chain"]
+
+    def copy(self) -> Memo:
+        """One that `store` may change while this one stays as it is."""
+        return Memo(*(part.clone() for part in self))
 
     def recall(self, rows: Int[Tensor, " row"], cell: Int[Tensor, "row n"]) -> tuple[Proposal, Bool[Tensor, " row"]]:
         """What is remembered of these states, and whether anything is."""
@@ -49,13 +55,18 @@ class Memo(NamedTuple):
         self.next[rows] = (self.next[rows] + 1) % self.cell.shape[1]
 
 
-def empty_memo(slots: int, centre: Float[Tensor, "chain n k"]) -> Memo:
-    """A memo with nothing in it, for centres of this shape."""
-    chains, n, _ = centre.shape
+def empty_memo(slots: int, centre: Float[Tensor, "chain n k"], memory_each: int | None = None) -> Memo:
+    """A memo with nothing in it, for centres of this shape; fewer slots where a chain's would exceed its memory.
+
+    The bound is per chain, so that how much a chain remembers does not depend on the chains beside it.
+    """
+    chains, n, k = centre.shape
+    if memory_each is not None:
+        slots = max(1, min(slots, memory_each // (n * (k * centre.element_size() + 8))))
     cell = torch.full((chains, slots, n), EMPTY, device=centre.device)
     return Memo(
         cell,
-        centre.new_zeros(chains, slots, dtype=torch.float64),
+        widened(centre.new_zeros(chains, slots)),
         centre.new_zeros(chains, slots, *centre.shape[1:]),
         torch.zeros_like(cell[..., 0], dtype=torch.bool),
         torch.zeros_like(cell[:, 0, 0]),

@@ -24,6 +24,7 @@ from structured_voronoi.geometry.crossings import (
     root_index,
 )
 from structured_voronoi.geometry.memo import Memo, Proposal, empty_memo
+from structured_voronoi.streams import Rng, widened
 
 
 class Particle(NamedTuple):
@@ -38,13 +39,23 @@ class Particle(NamedTuple):
     """c_m: the middle of the Gaussian of the cell; not used by straight motion."""
 
 
+def refracted(speed: Tensor, jump: Tensor) -> Tensor:
+    """r⊥ after a jump ΔΦ of the potential: sign(r⊥) √(r⊥² - 2ΔΦ), where r⊥² > 2ΔΦ.
+
+    The paper divides r⊥ by ‖r⊥‖² instead of ‖r⊥‖, which does not keep the energy (docs/deviations.md).
+    """
+    return torch.copysign((speed**2 - 2 * jump).clamp(min=0).sqrt(), speed)
+
+
 class Walls(NamedTuple):
-    """What a crossing does when there is not enough energy to change the token."""
+    """What happens at a crossing."""
 
     inward: bool
     """Are bisectors also gates when crossed towards the current token's side?"""
     reflect: bool
-    """Turn back, or pass through unchanged?"""
+    """Without enough energy to change the token: turn back, or pass through unchanged?"""
+    refract: Callable[[Tensor, Tensor], Tensor] = refracted
+    """With enough: the normal momentum from the old one and the jump of the potential."""
 
 
 OPEN = Walls(inward=True, reflect=False)
@@ -77,6 +88,10 @@ class Rotation(NamedTuple):
     def potential(self, x: Tensor, centre: Tensor) -> Float[Tensor, " chain"]:
         return ((x - centre) ** 2).sum((-2, -1)) / (2 * self.sigma**2)
 
+    def potential_change(self, x: Tensor, before: Tensor, after: Tensor) -> Float[Tensor, " chain"]:
+        """(‖x-c'‖² - ‖x-c‖²)/2σ² as one sum: the difference of two, each about N·k/2, would lose its digits."""
+        return ((before - after) * (2 * x - before - after)).sum((-2, -1)) / (2 * self.sigma**2)
+
 
 class Straight(NamedTuple):
     """Free motion inside the box K (uniform base); time is time. The box always reflects, at no cost."""
@@ -104,6 +119,9 @@ class Straight(NamedTuple):
     def potential(self, x: Tensor, centre: Tensor) -> Float[Tensor, " chain"]:
         return x.new_zeros(len(x))
 
+    def potential_change(self, x: Tensor, before: Tensor, after: Tensor) -> Float[Tensor, " chain"]:
+        return x.new_zeros(len(x))
+
 
 Evaluate = Callable[[Int[Tensor, "row n"]], Proposal]
 """The proposed cells of some chains -> Proposal. Called once per round of events, for all chains together."""
@@ -115,58 +133,80 @@ class Tally(NamedTuple):
     events: Int[Tensor, " chain"]
     """Bisectors met."""
     evaluations: Int[Tensor, " chain"]
-    swaps: Int[Tensor, " chain"]
+    crossings: Int[Tensor, " chain"]
+    """Bisectors at which the token changed."""
     reflections: Int[Tensor, " chain"]
     nonfinite: Int[Tensor, " chain"]
     abandoned: Bool[Tensor, " chain"]
 
 
-def travel(
-    cells: Cells,
-    start: Particle,
-    duration: Float[Tensor, " chain"],
-    flow: Rotation | Straight,
-    walls: Walls,
-    evaluate: Evaluate | None,
-    max_events: int = 1000,
-    memo: Memo | None = None,
-) -> tuple[Particle, Tally, Memo]:
-    """Move every chain for its duration. Without ``evaluate`` every wall reflects and no energy is needed.
+class Journey(NamedTuple):
+    """Chains about to set out, and everything that decides where they go."""
 
-    ``memo`` is what the chains remember from earlier trajectories. A chain with more than ``max_events`` events is put
-    back to where it started: the count is the same backwards, so this is exact, while stopping midway would not be.
+    cells: Cells
+    start: Particle
+    duration: Float[Tensor, " chain"]
+    flow: Rotation | Straight
+    walls: Walls
+    evaluate: Evaluate | None
+    """Without it every wall reflects and no energy is needed."""
+    max_events: int = 1000
+
+    def energy(self, p: Particle) -> Float[Tensor, " chain"]:
+        """H = U + ‖x-c‖²/2σ² + ½‖r‖² somewhere on the way."""
+        return p.potential + self.flow.potential(p.x, p.centre) + (p.r**2).sum((-2, -1)) / 2
+
+
+def travel(journey: Journey, memo: Memo | None = None) -> tuple[Particle, Tally, Memo]:
+    """Move every chain for its duration.
+
+    ``memo`` is what the chains remember from earlier trajectories; what they remember now is returned. A chain with more
+    than ``max_events`` events is put back to where it started: the count is the same backwards, so this is exact, while
+    stopping midway would not be.
     """
-    journey = _Journey(cells, start, duration, flow, walls, evaluate, memo)
-    active = torch.arange(len(duration), device=duration.device)
+    start, motion = journey.start, _Motion(journey, memo)
+    active = torch.arange(len(journey.duration), device=journey.duration.device)
     while len(active):
-        active = journey.to_next_event(active)
-        active = active[journey.met[active] <= max_events]
-    abandoned = journey.met > max_events
-    end = Particle(*(_where(abandoned, old, new) for old, new in zip(start, journey.p, strict=True)))
-    events, evaluations, swaps, reflections, nonfinite = journey.counts.unbind(-1)
-    swaps = torch.where(abandoned, 0, swaps)  # all undone
-    return end, Tally(events, evaluations, swaps, reflections, nonfinite, abandoned), journey.memo
+        active = motion.to_next_event(active)
+        active = active[motion.met[active] <= journey.max_events]
+    abandoned = motion.met > journey.max_events
+    end = Particle(*(_where(abandoned, old, new) for old, new in zip(start, motion.p, strict=True)))
+    events, evaluations, crossings, reflections, nonfinite = motion.counts.unbind(-1)
+    crossings = torch.where(abandoned, 0, crossings)  # all undone
+    return end, Tally(events, evaluations, crossings, reflections, nonfinite, abandoned), motion.memo
 
 
-class _Journey:
+SETTLING_TRAJECTORIES = 15
+
+
+def settle(
+    cells: Cells,
+    cell: Int[Tensor, "chain n"],
+    centre: Float[Tensor, "chain n k"],
+    flow: Rotation | Straight,
+    rng: Rng,
+    mean_duration: float,
+) -> Float[Tensor, "chain n k"]:
+    """A point of every closed cell: from its embedding, along trajectories that all walls reflect."""
+    x, no_potential = cells.points(cell), centre.new_zeros(len(cell))
+    for _ in range(SETTLING_TRAJECTORIES):
+        particle = Particle(cell, x, rng.normal(*x.shape[1:]).to(x), no_potential, centre)
+        duration = (mean_duration * (0.5 + rng.uniform())).to(x)
+        x = travel(Journey(cells, particle, duration, flow, CLOSED, None))[0].x
+    return x
+
+
+class _Motion:
     """The chains on their way. All tensors have one row a chain and are changed in place."""
 
-    def __init__(
-        self,
-        cells: Cells,
-        start: Particle,
-        duration: Tensor,
-        flow: Rotation | Straight,
-        walls: Walls,
-        evaluate: Evaluate | None,
-        memo: Memo | None,
-    ) -> None:
-        self.cells, self.flow, self.walls, self.evaluate = cells, flow, walls, evaluate
+    def __init__(self, journey: Journey, memo: Memo | None) -> None:
+        self.cells, self.flow, self.walls, self.evaluate = journey.cells, journey.flow, journey.walls, journey.evaluate
+        start = journey.start
         p = Particle(*(part.clone() for part in start))
-        self.p = p._replace(potential=p.potential.double())  # as it was at the beginning of the present arc
-        self.left = duration.clone()  # what remains, counted from there
-        self.cursor = fresh_cursor(len(duration), start.x)
-        self.memo = empty_memo(1, start.centre) if memo is None else memo
+        self.p = p._replace(potential=widened(p.potential))  # as it was at the beginning of the present arc
+        self.left = journey.duration.clone()  # what remains, counted from there
+        self.cursor = fresh_cursor(len(self.left), start.x)
+        self.memo = empty_memo(1, start.centre) if memo is None else memo.copy()
         self.met = torch.zeros_like(start.cell[:, 0])  # walls of any kind
         self.counts = self.met.new_zeros(len(self.met), 5)  # the first five of Tally
 
@@ -211,11 +251,10 @@ class _Journey:
         momentum = now.r[each, hit.position]
         # the branch of the root, not the rounded product, says which way a grazing wall is crossed
         speed = torch.copysign((momentum * normal).sum(-1), hit.outward.to(momentum.dtype) - 0.5)
-        jump = new.potential - now.potential
-        jump = jump + self.flow.potential(now.x, new.centre) - self.flow.potential(now.x, now.centre)
+        jump = new.potential - now.potential + self.flow.potential_change(now.x, now.centre, new.centre)
         jump = torch.where(new.finite, jump, torch.inf)
         swapped = speed**2 > 2 * jump
-        after = torch.where(swapped, refracted(speed, jump).to(speed), -speed if self.walls.reflect else speed)
+        after = torch.where(swapped, self.walls.refract(speed, jump).to(speed), -speed if self.walls.reflect else speed)
         r = now.r.clone()
         r[each, hit.position] = momentum + (after - speed)[:, None] * normal
 
@@ -251,7 +290,7 @@ class _Journey:
         asked = ~known
         if asked.any():
             answer = self.evaluate(proposed[asked])
-            answer = answer._replace(potential=answer.potential.double())
+            answer = answer._replace(potential=widened(answer.potential))
             self.memo.store(rows[asked], proposed[asked], answer)
             for part, value in zip(new, answer, strict=True):
                 part[asked] = value
@@ -260,14 +299,6 @@ class _Journey:
     def _new_arc(self, rows: Tensor, x: Tensor, r: Tensor, time: Tensor) -> None:
         self.p.x[rows], self.p.r[rows] = x, r
         self.left[rows] -= time
-
-
-def refracted(speed: Tensor, jump: Tensor) -> Tensor:
-    """r⊥ after a jump ΔΦ of the potential: sign(r⊥) √(r⊥² - 2ΔΦ), where r⊥² > 2ΔΦ.
-
-    The paper divides r⊥ by ‖r⊥‖² instead of ‖r⊥‖, which does not keep the energy (docs/deviations.md).
-    """
-    return torch.copysign((speed**2 - 2 * jump).clamp(min=0).sqrt(), speed)
 
 
 def _rows(p: Particle, rows: Tensor) -> Particle:

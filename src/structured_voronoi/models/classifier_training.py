@@ -13,20 +13,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from structured_voronoi.base import SamplingError
+from structured_voronoi.errors import SamplingError
 from structured_voronoi.metrics.classification import classification_report
 from structured_voronoi.models.batches import descend
-from structured_voronoi.models.classifiers import (
-    NETWORKS,
-    ClassifierRecipe,
-    Kind,
-    encoded,
-    guesses,
-    identity_of,
-    logits_of,
-    longest,
-    save_classifier,
-)
+from structured_voronoi.models.classifier_reading import encode_texts, most_probable_labels, network_logits, text_limit
+from structured_voronoi.models.classifiers import NETWORKS, ClassifierRecipe, Kind, identity_of, save_classifier
 from structured_voronoi.models.loading import Loaded
 
 SHORT = 20
@@ -48,7 +39,7 @@ def train_classifier(
         raise SamplingError(f"kind {recipe.kind!r} is unknown; choose {' or '.join(get_args(Kind))}")
     check_labels(labels)
     names = sorted(set(labels))
-    ids, most = encoded(texts, loaded, recipe), longest(loaded, recipe)
+    ids, most = encode_texts(texts, loaded, recipe), text_limit(loaded, recipe)
     known = np.array([names.index(label) for label in labels])
     learn, judge = _split(known, recipe)
     table = loaded.model.get_input_embeddings().weight
@@ -61,18 +52,18 @@ def train_classifier(
     for step, rows in zip(range(steps), _batches(learn, recipe.batch, source), strict=False):
         optimiser.param_groups[0]["lr"] = recipe.learning_rate * min(1.0, (step + 1) / 50) * (1 - step / steps)
         varied = _varied([ids[row] for row in rows], len(loaded.tokenizer), source)
-        logits = logits_of(network, recipe.kind, loaded, [row[:most] for row in varied])
-        wanted = torch.tensor(known[rows], device=table.device)
-        loss = nn.functional.cross_entropy(logits, wanted, weight=weights)
+        logits = network_logits(network, recipe.kind, loaded, [row[:most] for row in varied])
+        classes = torch.tensor(known[rows], device=table.device)
+        loss = nn.functional.cross_entropy(logits, classes, weight=weights)
         tick(descend(loss, network, optimiser), 1)
     network.eval()
     for parameter in network.parameters():
         parameter.data = parameter.data.half().float()  # what is judged is what is saved
 
-    wanted_labels = [names[place] for place in known[judge]]
+    true_labels = [names[place] for place in known[judge]]
     whole, short = (
         classification_report(
-            wanted_labels, guesses(network, recipe.kind, names, loaded, [ids[row][:cut] for row in judge]), names
+            true_labels, most_probable_labels(network, recipe.kind, names, loaded, [ids[row][:cut] for row in judge]), names
         )
         for cut in (None, SHORT)
     )

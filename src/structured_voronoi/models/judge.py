@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from structured_voronoi.base import SamplingError
+from structured_voronoi.errors import SamplingError
 
 SIZE = 2**16
 EPOCHS, BATCH, RATE = 5, 256, 0.01

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from structured_voronoi.base import SamplingError, checked_device
+from structured_voronoi.errors import SamplingError, usable_device
 
 BUNDLED = Path(__file__).parent / "bundled"
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -44,7 +44,7 @@ def load_model(name: str, device: str = "cpu", dtype: str = "float32") -> Loaded
     except Exception as error:  # the libraries below raise many kinds; each means that this model cannot be had
         raise SamplingError(_reason(name, error)) from error
     check_complete(f"model {name}", found)
-    model.eval().requires_grad_(False).to(checked_device(device))
+    model.eval().requires_grad_(False).to(usable_device(device))
     _refuse_unusual_head(name, model)
     return Loaded(model, tokenizer)
 

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from structured_voronoi.base import SamplingError, did_you_mean
+from structured_voronoi.errors import SamplingError, did_you_mean
 from structured_voronoi.models.batches import descend, padded
 
 WEIGHTS, CONFIG = "prefix_classifier.safetensors", "config.json"

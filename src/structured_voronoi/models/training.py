@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from structured_voronoi.base import SamplingError
+from structured_voronoi.errors import SamplingError
 from structured_voronoi.models.batches import descend, padded
 from structured_voronoi.models.corpora import Corpus
 from structured_voronoi.models.loading import quiet_libraries

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 
-def wanted() -> bool:
+def is_watched() -> bool:
     """Is somebody watching?"""
     return sys.stderr.isatty() and not os.environ.get("CI")
 
@@ -27,7 +27,7 @@ class Tick(Protocol):
 @contextlib.contextmanager
 def progress_bar(total: int, show: bool, what: str = "sampling") -> Iterator[Tick]:
     """Yields a function to call after each step; the bar shows the time left and the last note."""
-    if not (show and wanted()):
+    if not (show and is_watched()):
         yield _silence
         return
     from rich.console import Console

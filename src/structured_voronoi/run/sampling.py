@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator
+from functools import reduce
 from importlib.metadata import version
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from structured_voronoi.base import Info, Rng, Sampler, SamplingError, Start, Target, added, is_independent
+from structured_voronoi.contracts import Chains, Info, Sampler, Start, Target, is_independent, merge_infos, tune
+from structured_voronoi.errors import SamplingError
+from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.run.progress import progress_bar
+from structured_voronoi.streams import Rng
 
 if TYPE_CHECKING:
     from xarray import DataTree
@@ -42,7 +46,7 @@ class Recorder:
 
 
 def sample(
-    target: Target,
+    target: Target | Problem,
     sampler: Sampler,
     chains: int = 4,
     draws: int = 500,
@@ -70,37 +74,33 @@ def sample(
             raise SamplingError(f"{name} = {value!r}; it must be a whole number of at least {least}")
     if checkpoint is not None:
         raise SamplingError(f"checkpoint = {checkpoint!r}: checkpoints are not part of this version; leave it out")
-    rng = Rng(seed, chains, device=target.embeddings.device)
-    if hasattr(sampler, "tuned"):
-        sampler = sampler.tuned(target, seed, start)
+    problem = bind(target)
+    rng = Rng(seed, chains, device=problem.device)
+    sampler = tune(sampler, problem, seed, start)
     if is_independent(sampler):
         warmup = 0
 
     recorder, warmup_cost, interrupted = Recorder(draws), 0, True
     with contextlib.suppress(KeyboardInterrupt), progress_bar(warmup + draws, progress) as tick:
-        state = sampler.init(target, rng, start)
-        for _ in range(warmup):
-            state, info = sampler.step(target, rng, state)
+        running = Chains(sampler, problem, rng, start)
+        for _, info in islice(running, warmup):
             warmup_cost += int(info.evaluations.sum())
             tick(f"energy {float(info.energy.mean()):.2f}")
         for _ in range(draws):
-            state, info = sampler.step(target, rng, state)
-            for _ in range(thin - 1):
-                state, more = sampler.step(target, rng, state)
-                info = added(info, more)
-            recorder.add(state.tokens, info)
+            info = reduce(merge_infos, (info for _, info in islice(running, thin)))
+            recorder.add(running.state.tokens, info)
             tick(f"energy {float(info.energy.mean()):.2f}")
         interrupted = False
     if recorder.count == 0:
         raise SamplingError("interrupted before the first draw: nothing to return; run again with a shorter warm-up")
     settings = {"chains": chains, "draws": draws, "warmup": warmup, "thin": thin, "seed": seed}
-    return _tree(recorder, sampler, target, settings, warmup_cost, interrupted)
+    return _tree(recorder, sampler, problem, settings, warmup_cost, interrupted)
 
 
 def _tree(
     recorder: Recorder,
     sampler: Sampler,
-    target: Target,
+    problem: Problem,
     settings: dict[str, int],
     warmup_cost: int,
     interrupted: bool,
@@ -120,7 +120,7 @@ def _tree(
     tree.attrs = {
         "sampler": type(sampler).__name__,
         "sampler_settings": json.dumps(_settings(sampler), default=repr),
-        "target": type(target).__name__,
+        "target": problem.name,
         **settings,
         "warmup_evaluations": warmup_cost,
         "interrupted": int(interrupted),
@@ -130,15 +130,19 @@ def _tree(
 
 
 def _settings(sampler: Sampler) -> dict[str, Any]:
-    return dataclasses.asdict(sampler) if dataclasses.is_dataclass(sampler) else {"repr": repr(sampler)}
+    """The settings of a sampler, and of those it is made of, by name."""
+    if not dataclasses.is_dataclass(sampler):
+        return {"repr": repr(sampler)}
+    found = {field.name: getattr(sampler, field.name) for field in dataclasses.fields(sampler)}
+    parts = found.get("samplers")
+    if isinstance(parts, tuple):
+        found["samplers"] = [{"sampler": type(part).__name__, **_settings(part)} for part in parts]
+    return found
 
 
-def steps(
-    target: Target, sampler: Sampler, chains: int, seed: int, start: Start = None
-) -> Iterator[tuple[Tensor, Info]]:
-    """The endless sequence of (tokens, info) of a run: for experiments that look at chains as they go."""
-    rng = Rng(seed, chains, device=target.embeddings.device)
-    state = sampler.init(target, rng, start)
-    while True:
-        state, info = sampler.step(target, rng, state)
-        yield state.tokens, info
+def start_chains(
+    target: Target | Problem, sampler: Sampler, chains: int, seed: int, start: Start = None, stream: str = "run"
+) -> Chains:
+    """The chains of a run, for those who look at them as they go."""
+    problem = bind(target)
+    return Chains(sampler, problem, Rng(seed, chains, stream, problem.device), start)

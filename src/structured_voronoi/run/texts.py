@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from functools import reduce
+from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from structured_voronoi.base import Info, Rng, Sampler, Start, added, is_independent
+from structured_voronoi.contracts import Chains, Info, Start, is_independent, merge_infos
+from structured_voronoi.problem.problem import bind
+from structured_voronoi.run.presets import Plan
 from structured_voronoi.run.progress import progress_bar
+from structured_voronoi.streams import BLOCK, Rng, widened
 from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.language_model import LanguageModel
 
-CHAINS_AT_A_TIME, DRAWS_AT_A_TIME = 16, 4
-"""Independent draws may each take long: they are shown a few at a time."""
+CHAINS_AT_A_TIME, DRAWS_AT_A_TIME = 16, 64
 LEAST_STEPS = 20
+"""Below so many steps the chains' energies say nothing about mixing, and texts come soon."""
 
 
 class Text(NamedTuple):
@@ -53,58 +58,64 @@ class Batch(NamedTuple):
 
 def draw_texts(
     target: LanguageModel | Controlled,
-    sampler: Sampler,
+    plan: Plan,
     count: int,
-    steps: int,
     seed: int,
     start: Start = None,
     progress: bool = False,
 ) -> Iterator[Batch]:
-    """``count`` texts, each after ``steps`` steps of a chain of its own."""
-    if hasattr(sampler, "tuned"):
-        sampler = sampler.tuned(target, seed, start)
-    together = DRAWS_AT_A_TIME if is_independent(sampler) else CHAINS_AT_A_TIME
-    ahead = 1 if steps < LEAST_STEPS else together  # where it comes soon, the first text comes alone
-    for begin, end in pairwise([0, *range(ahead, count, together), count]):
-        chains = range(begin, end)
-        rng = Rng(seed, list(chains), device=target.embeddings.device)
-        with progress_bar(steps, progress, f"texts to {end} of {count}") as tick:
-            state: Any = sampler.init(target, rng, start)
-            first, total, energies = state.tokens.cpu().numpy(), None, []
-            for _ in range(steps):
-                state, info = sampler.step(target, rng, state)
-                total = info if total is None else added(total, info)
-                energies.append(info.energy.double().cpu().numpy())
+    """``count`` texts, each from a chain of its own; they come in batches."""
+    problem = bind(target)
+    for begin, end in pairwise(_batch_ends(count, is_independent(plan.sampler), plan.steps)):
+        rng = Rng(seed, range(begin, end), device=problem.device)
+        with progress_bar(plan.steps, progress, f"texts to {end} of {count}") as tick:
+            chains = Chains(plan.sampler, problem, rng, start)
+            first, infos = chains.state.tokens.cpu().numpy(), []
+            for _, info in islice(chains, plan.steps):
+                infos.append(info)
                 tick(f"energy {float(info.energy.mean()):.2f}")
-        assert total is not None
-        language_model = target.model if isinstance(target, Controlled) else target
-        log_prob = language_model.log_prob(state.tokens).tolist()
-        scores = target.control_log_probs(state.tokens) if isinstance(target, Controlled) else {}
-        columns = {control.name: score.double().exp().tolist() for control, score in scores.items()}
-        texts = [
-            Text(
-                chain,
-                0,
-                target.decode(tokens),
-                tokens.tolist(),
-                log_prob[i],
-                float(total.energy[i]),
-                {name: values[i] for name, values in columns.items()},
-            )
-            for i, (chain, tokens) in enumerate(zip(chains, state.tokens, strict=True))
-        ]
-        yield Batch(texts, np.stack(energies, axis=1), first, total)
+        total = reduce(merge_infos, infos)
+        energies = np.stack([widened(info.energy).cpu().numpy() for info in infos], axis=1)
+        yield Batch(_texts(target, range(begin, end), chains.state.tokens, total), energies, first, total)
 
 
-def closing_line(batches: list[Batch], length: int, independent: bool = False, at_truth: bool = False) -> str:
+def _batch_ends(count: int, is_independent: bool, steps: int) -> list[int]:
+    """Where batches end: a block at first, so that something is seen soon, then more at a time."""
+    ends, size = [0], BLOCK if is_independent or steps < LEAST_STEPS else CHAINS_AT_A_TIME
+    while ends[-1] < count:
+        ends.append(min(count, ends[-1] + size))
+        size = min(2 * size, DRAWS_AT_A_TIME if is_independent else CHAINS_AT_A_TIME)
+    return ends
+
+
+def _texts(target: LanguageModel | Controlled, chains: range, tokens: Tensor, info: Info) -> list[Text]:
+    is_controlled = isinstance(target, Controlled)
+    log_prob = (target.model if is_controlled else target).log_prob(tokens).tolist()
+    scores = target.control_log_probs(tokens) if is_controlled else {}
+    columns = {control.name: widened(score).exp().tolist() for control, score in scores.items()}
+    return [
+        Text(
+            chain=chain,
+            draw=0,
+            text=target.decode(row),
+            tokens=row.tolist(),
+            log_prob=log_prob[i],
+            energy=float(info.energy[i]),
+            controls={name: values[i] for name, values in columns.items()},
+        )
+        for i, (chain, row) in enumerate(zip(chains, tokens, strict=True))
+    ]
+
+
+def closing_line(batches: list[Batch], plan: Plan, length: int) -> str:
     """Whether the chains mixed, or need not: effective samples, tokens changed, what was accepted, cost."""
     energies = np.concatenate([batch.energies for batch in batches])
     last = np.array([text.tokens for batch in batches for text in batch.texts])
     changed = float((last != np.concatenate([batch.first for batch in batches])).mean())
-    evaluations = float(torch.cat([batch.info.evaluations for batch in batches]).double().mean())
+    evaluations = float(torch.cat([batch.info.evaluations for batch in batches]).float().mean())
     lost = int(torch.cat([batch.info.nonfinite for batch in batches]).sum())
     parts = [f"{len(last)} text{'s' if len(last) > 1 else ''} of {length} tokens"]
-    steps = energies.shape[1]
+    steps, independent = energies.shape[1], is_independent(plan.sampler)
     later = energies[:, steps // 2 :]  # without the way from the start
     if independent:
         parts.append("drawn independently")
@@ -115,7 +126,7 @@ def closing_line(batches: list[Batch], length: int, independent: bool = False, a
 
         effective = float(arviz_stats.ess(later)) / len(later)
         parts.append(f"energy: {effective:.1f} effective samples a chain in the last half of {steps} steps")
-    elif at_truth:
+    elif plan.starts_at_truth:
         parts.append("chains start from draws of the target, so they need not mix (--warmup 100 shows how they do)")
     else:
         parts.append(f"{steps} step{'s' if steps > 1 else ''}, too few to say whether the chains mixed")
@@ -130,4 +141,4 @@ def closing_line(batches: list[Batch], length: int, independent: bool = False, a
     parts.append(f"{evaluations:.0f} evaluation{'s' if evaluations > 1 else ''} a text")
     if lost:
         parts.append(f"{lost} proposals were impossible (no finite energy) and refused")
-    return "; ".join(parts) + "."
+    return "; ".join(parts) + ("." if plan.is_exact else ". This sampler is not exact.")

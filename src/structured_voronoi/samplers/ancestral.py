@@ -6,19 +6,27 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from structured_voronoi.base import Info, Rng, SamplingError, Start, Target, quiet_info
-from structured_voronoi.samplers.autoregressive import ancestral_draw, autoregressive
+from structured_voronoi.contracts import Info, Start, Target, blank_info
+from structured_voronoi.errors import SamplingError
+from structured_voronoi.problem.drawing import (
+    ancestral_draw,
+    check_autoregressive,
+    forgettable_start,
+    log_acceptance,
+)
+from structured_voronoi.problem.problem import Problem, bind
+from structured_voronoi.streams import Rng, widened
 
+WHO = "ancestral sampling"
 TRIES = 20
 """Texts without a finite log p that a chain may draw in turn."""
 
 
 class State(NamedTuple):
     tokens: Int[Tensor, "chain n"]
-    energy: Float[Tensor, " chain"]
 
 
 @dataclass(frozen=True)
@@ -28,33 +36,46 @@ class Ancestral:
     independent: ClassVar[bool] = True
     """Draws need no warm-up."""
 
-    def init(self, target: Target, rng: Rng, start: Start) -> State:
-        model = autoregressive(target, "ancestral sampling")
-        if not getattr(model, "normalised", True):
+    def init(self, target: Target | Problem, rng: Rng, start: Start) -> State:
+        """Tokens to begin with, which are no draw: they are forgotten."""
+        problem = bind(target)
+        check_autoregressive(problem, WHO)
+        if not problem.normalised:
             raise SamplingError(
                 "ancestral sampling does not see a suffix, the end of the text or controls; use sv.Rejection(), or "
                 "sv.Cycle(sv.SVS(), sv.Refresh()); on the command line --sampler auto"
             )
-        blank = torch.zeros(len(rng), target.length, device=target.embeddings.device)
-        return self.step(target, rng, State(blank, blank[:, 0]))[0]
+        return State(forgettable_start(problem, rng, start))
 
-    def step(self, target: Target, rng: Rng, state: State) -> tuple[State, Info]:
+    def step(self, target: Target | Problem, rng: Rng, state: State) -> tuple[State, Info]:
         """One text a chain; where the model has no number for it, another is drawn, and that is counted."""
-        tokens, log_probs, right = ancestral_draw(target, rng)
-        energy = -(log_probs.double().sum(-1) + right)
-        lost = torch.zeros_like(tokens[:, 0])
-        while not energy.isfinite().all():
-            rows = (~energy.isfinite()).nonzero().squeeze(-1)
-            lost[rows] += 1
+        problem = bind(target)
+        tokens, energy, drawn = _draw(problem, rng)
+        lost, refused = torch.zeros_like(tokens[:, 0]), torch.zeros_like(tokens[:, 0])
+        while not drawn.all():
+            rows = (~drawn).nonzero().squeeze(-1)
+            lost[rows] += (~energy[rows].isfinite()).long()
+            refused[rows] += energy[rows].isfinite().long()
             if int(lost.max()) == TRIES:
                 raise SamplingError(
                     f"the model had no finite log p for {TRIES} texts of one chain in turn; its weights may be "
                     "damaged, or its dtype too narrow: try another"
                 )
-            own = rng.of_rows(rows)
-            tokens[rows], log_probs, right = ancestral_draw(target, own)
-            energy[rows] = -(log_probs.double().sum(-1) + right)
-            rng.counter[rows] = own.counter
+            some = rng.select(rows)
+            tokens[rows], energy[rows], drawn[rows] = _draw(problem, some)
+            rng.catch_up(rows, some)
         changed, one = (tokens != state.tokens).sum(-1), torch.ones_like(lost)
-        info = quiet_info(energy)._replace(evaluations=one + lost, events=one, swaps=changed, nonfinite=lost)
-        return State(tokens, energy), info
+        info = blank_info(energy)._replace(
+            evaluations=one + lost + refused, events=one, swaps=changed, nonfinite=lost
+        )
+        return State(tokens), info
+
+
+def _draw(problem: Problem, rng: Rng) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, their energies, and which of them are draws: those with a number, of allowed tokens in due proportion."""
+    tokens, log_probs, log_rest = ancestral_draw(problem, rng, WHO)
+    energy = -(widened(log_probs).sum(-1) + log_rest)
+    drawn = energy.isfinite()
+    if problem.masks:
+        drawn &= rng.uniform().log() < log_acceptance(problem, tokens, log_rest)
+    return tokens, energy, drawn

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.base import Info, Rng, Sampler, SamplingError, Start, Target, added
+from structured_voronoi.contracts import Info, Sampler, Start, Synchronised, Target, merge_infos, tune
+from structured_voronoi.errors import SamplingError
+from structured_voronoi.problem.problem import Problem, bind
+from structured_voronoi.streams import Rng
 
 
 class State(NamedTuple):
@@ -17,37 +21,60 @@ class State(NamedTuple):
     """The state of each sampler, brought up to date when its turn comes."""
 
 
+@dataclass(frozen=True, init=False)
 class Cycle:
-    """`Cycle(SVS(), Refresh())` takes one step of each; a sampler needs `resume` to take part."""
+    """`Cycle(SVS(), Refresh())` takes one step of each; a sampler needs `synchronise` to take part.
+
+    >>> import structured_voronoi as sv
+    >>> sv.Cycle(sv.PNCG(2.0), sv.GibbsWithGradients()).samplers[0].step_size
+    2.0
+    """
+
+    samplers: tuple[Sampler, ...]
 
     def __init__(self, *samplers: Sampler) -> None:
         if len(samplers) < 2:
             raise SamplingError(f"a cycle of {len(samplers)} samplers; give two or more")
         for sampler in samplers:
-            if not hasattr(sampler, "resume"):
-                raise SamplingError(f"{type(sampler).__name__} cannot take part in a cycle: it has no `resume`")
-        self.samplers = samplers
+            if not hasattr(sampler, "synchronise"):
+                raise SamplingError(
+                    f"{type(sampler).__name__} cannot take part in a cycle: it draws every text anew, or has no "
+                    "`synchronise`; use it alone, or another sampler"
+                )
+        object.__setattr__(self, "samplers", samplers)
 
-    def __repr__(self) -> str:
-        return f"Cycle({', '.join(map(repr, self.samplers))})"
+    def tuned(self, target: Target | Problem, seed: int, start: Start = None) -> Cycle:
+        return Cycle(*(tune(sampler, target, seed, start) for sampler in self.samplers))
 
-    def tuned(self, target: Target, seed: int, start: Start = None) -> Cycle:
-        return Cycle(*(one.tuned(target, seed, start) if hasattr(one, "tuned") else one for one in self.samplers))
-
-    def init(self, target: Target, rng: Rng, start: Start) -> State:
-        first, *others = self.samplers
-        state = first.init(target, rng, start)
-        parts = [state, *(one.init(target, rng, state.tokens) for one in others)]
+    def init(self, target: Target | Problem, rng: Rng, start: Start) -> State:
+        problem, (first, *others) = bind(target), self.samplers
+        state = first.init(problem, rng, start)
+        parts = [state, *(sampler.init(problem, rng, state.tokens) for sampler in others)]
         return State(state.tokens, state.energy, tuple(parts))
 
-    def step(self, target: Target, rng: Rng, state: State) -> tuple[State, Info]:
-        tokens, energy, parts, total = state.tokens, state.energy, [], None
+    def step(self, target: Target | Problem, rng: Rng, state: State) -> tuple[State, Info]:
+        problem, tokens, energy, parts, total = bind(target), state.tokens, state.energy, [], None
         for sampler, part in zip(self.samplers, state.parts, strict=True):
-            part, asked = sampler.resume(target, part, tokens, energy)  # type: ignore[attr-defined]
-            part, info = sampler.step(target, rng, part)
-            info = info._replace(evaluations=info.evaluations + asked.long())
+            synchronised: Synchronised = sampler.synchronise(problem, rng, part, tokens, energy)  # type: ignore[attr-defined]
+            part, info = sampler.step(problem, rng, synchronised.state)
+            info = info._replace(
+                evaluations=info.evaluations + synchronised.evaluations,
+                gradients=info.gradients + synchronised.gradients,
+            )
             tokens, energy = part.tokens, part.energy
             parts.append(part)
-            total = info if total is None else added(total, info)
+            total = info if total is None else merge_infos(total, info)
         assert total is not None
         return State(tokens, energy, tuple(parts)), total
+
+    def synchronise(
+        self,
+        target: Target | Problem,
+        rng: Rng,
+        state: State,
+        tokens: Int[Tensor, "chain n"],
+        energy: Float[Tensor, " chain"],
+    ) -> Synchronised:
+        """The parts are brought up to date when their turn comes, so that nothing is evaluated here."""
+        nothing = tokens.new_zeros(len(tokens))
+        return Synchronised(State(tokens, energy.clone(), state.parts), nothing, nothing)

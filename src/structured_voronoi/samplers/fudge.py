@@ -16,9 +16,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.base import Info, Rng, SamplingError, Start, Target, in_blocks, inverse_cdf, quiet_info
-from structured_voronoi.samplers.autoregressive import ancestral_draw, autoregressive
-from structured_voronoi.samplers.evaluation import evaluate, number, whole
+from structured_voronoi.contracts import Info, Start, Target, blank_info
+from structured_voronoi.errors import SamplingError, check_count, check_finite
+from structured_voronoi.problem.drawing import check_autoregressive, forgettable_start, redraw_by, rows_to_redraw
+from structured_voronoi.problem.problem import Problem, bind
+from structured_voronoi.streams import Rng, in_blocks, inverse_cdf, widened
 
 ROWS = 4096
 """Prefixes that the predictor is asked about at a time."""
@@ -58,9 +60,9 @@ class Fudge:
     """Draws need no warm-up."""
 
     def __post_init__(self) -> None:
-        number(weight=self.weight)
-        whole(candidates=self.candidates)
-        number(least=self.least)
+        check_finite(weight=self.weight)
+        check_count(candidates=self.candidates)
+        check_finite(least=self.least)
         if not 0 <= self.least < 1:
             raise SamplingError(f"least = {self.least!r} is no probability below 1; choose one, for example least=1e-4")
         if not callable(self.predictor):
@@ -69,39 +71,41 @@ class Fudge:
                 "log p(label | prefix), for example partial(PrefixClassifier.load(folder).log_prob, label=…)"
             )
 
-    def init(self, target: Target, rng: Rng, start: Start) -> State:
+    def init(self, target: Target | Problem, rng: Rng, start: Start) -> State:
         """Tokens to begin with, which are no draw: FUDGE forgets them."""
-        autoregressive(target, "FUDGE")
-        return State(start if isinstance(start, Tensor) else ancestral_draw(target, rng.fork("start")).tokens)
+        problem = bind(target)
+        check_autoregressive(problem, "FUDGE")
+        return State(forgettable_start(problem, rng, start))
 
-    def step(self, target: Target, rng: Rng, state: State) -> tuple[State, Info]:
-        """One text a chain; ``evaluations`` counts a text once, ``events`` what the predictor was asked.
+    def step(self, target: Target | Problem, rng: Rng, state: State) -> tuple[State, Info]:
+        """One text a chain; ``evaluations`` counts a text once, ``events`` what the predictor was asked."""
+        problem, levels = bind(target), rng.uniform(state.tokens.shape[1])
 
-        The model reads each text anew at every position; a decoder with a cache would read it once, which is what is
-        counted.
-        """
-        model, levels = autoregressive(target, "FUDGE"), rng.uniform(target.length)
-        tokens = state.tokens.clone()
-        asked, lost = torch.zeros_like(tokens[:, 0]), torch.zeros_like(tokens[:, 0])
-        for n in range(target.length):
+        def draw_block(tokens: Tensor, levels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+            before, asked, lost = tokens[:, :0], torch.zeros_like(tokens[:, 0]), torch.zeros_like(tokens[:, 0])
 
-            def next_token(block: Tensor, n: int = n) -> Tensor:
-                return model.conditionals(block, n)[:, 0]
+            def choose(n: int, log_prob: Tensor) -> Tensor:
+                nonlocal before, asked, lost
+                log_weight, token, questions, unknown = self.weighted(log_prob, before)
+                choice = inverse_cdf(log_weight, levels[:, n])
+                before = torch.cat([before, token.gather(-1, choice[:, None])], dim=-1)
+                asked, lost = asked + questions, lost + unknown
+                return before[:, n]
 
-            log_prob: Tensor = in_blocks(next_token, tokens)
-            log_weight, token, questions, unknown = self.weighted(log_prob, tokens[:, :n])
-            choice = inverse_cdf(log_weight, levels[:, n])
-            tokens[:, n] = token.gather(-1, choice[:, None]).squeeze(-1)
-            asked, lost = asked + questions, lost + unknown
-        energy = evaluate(target, tokens, "none").energy
-        info = quiet_info(energy)._replace(
+            tokens, log_probs, log_rest = redraw_by(problem, tokens, 0, problem.length, choose)
+            return tokens, widened(log_probs).sum(-1) + widened(log_rest), asked, lost
+
+        rows = rows_to_redraw(problem)
+        tokens, log_prob, asked, lost = in_blocks(draw_block, state.tokens, levels, rows_at_a_time=rows)
+        energy = torch.where(log_prob.isfinite(), -log_prob, torch.inf)
+        info = blank_info(energy)._replace(
             evaluations=torch.ones_like(asked), events=asked, swaps=(tokens != state.tokens).sum(-1), nonfinite=lost
         )
         return State(tokens), info
 
     def weighted(self, log_prob: Float[Tensor, "chain token"], before: Int[Tensor, "chain n"]) -> Candidates:
         """Candidates without a finite answer are impossible; where all are, the model alone decides."""
-        top = log_prob.double().topk(min(self.candidates, log_prob.shape[-1]), dim=-1)
+        top = widened(log_prob).topk(min(self.candidates, log_prob.shape[-1]), dim=-1)
         prefixes = torch.cat([before[:, None].expand(-1, top.indices.shape[1], -1), top.indices[..., None]], dim=-1)
         likely = top.values >= math.log(self.least) if self.least else torch.ones_like(top.values, dtype=torch.bool)
         likely[:, 0] = True
@@ -122,4 +126,4 @@ class Fudge:
                 f"the predictor answers {len(prefixes)} prefixes with {what}; "
                 f"it must return a tensor of shape {(len(prefixes),)}"
             )
-        return answer.detach().double().to(prefixes.device)
+        return widened(answer.detach().to(prefixes.device))

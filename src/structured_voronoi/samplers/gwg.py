@@ -11,14 +11,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.base import Info, Rng, Start, Target, inverse_cdf
+from structured_voronoi.contracts import Guidance, Info, Target
+from structured_voronoi.errors import check_choice, check_positive
 from structured_voronoi.geometry.cells import Cells, products
-from structured_voronoi.samplers.evaluation import Guidance, one_of, positive
-from structured_voronoi.samplers.proposals import State, in_chain_chunks, initial_state, metropolis_hastings
+from structured_voronoi.problem.problem import Problem, bind
+from structured_voronoi.samplers.token_metropolis import State, TokenMetropolis, in_chain_blocks
+from structured_voronoi.streams import Rng, inverse_cdf
 
 
 @dataclass(frozen=True)
-class GibbsWithGradients:
+class GibbsWithGradients(TokenMetropolis):
     """Settings of Gibbs with gradients."""
 
     temperature: float = 2.0
@@ -26,15 +28,13 @@ class GibbsWithGradients:
     guidance: Guidance = "full"
 
     def __post_init__(self) -> None:
-        positive(temperature=self.temperature)
-        one_of(Guidance, guidance=self.guidance)
+        check_positive(temperature=self.temperature)
+        check_choice(Guidance, guidance=self.guidance)
 
-    def init(self, target: Target, rng: Rng, start: Start) -> State:
-        return initial_state(target, self.guidance, rng, start)
-
-    def step(self, target: Target, rng: Rng, state: State) -> tuple[State, Info]:
-        cells, (chains, n) = state.cells, state.tokens.shape
-        here, m = cells.cell_of[state.tokens], len(state.cells.table)
+    def step(self, target: Target | Problem, rng: Rng, state: State) -> tuple[State, Info]:
+        problem, (chains, n) = bind(target), state.tokens.shape
+        cells = problem.cells()
+        here, m = cells.cell_of[state.tokens], len(cells.table)
         level, accept_level = rng.uniform(), rng.uniform()
 
         def forward(rows: slice) -> tuple[Tensor, Tensor]:
@@ -42,7 +42,7 @@ class GibbsWithGradients:
             choice = inverse_cdf(log_q, level[rows])
             return choice, log_q.gather(-1, choice[:, None]).squeeze(-1)
 
-        choice, log_forward = in_chain_chunks(cells, n, forward, chains)
+        choice, log_forward = in_chain_blocks(cells, n, forward, chains)
         each, position = torch.arange(chains, device=here.device), choice // m
         proposed = here.clone()
         proposed[each, position] = choice % m
@@ -53,9 +53,9 @@ class GibbsWithGradients:
                 log_q = self.log_proposal(cells, there[rows], gradient[rows])
                 return (log_q.gather(-1, back[rows, None]).squeeze(-1),)
 
-            return in_chain_chunks(cells, n, reverse, chains)[0]
+            return in_chain_blocks(cells, n, reverse, chains)[0]
 
-        return metropolis_hastings(target, self.guidance, state, proposed, log_forward, log_reverse, accept_level)
+        return self.accept(problem, state, proposed, log_forward, log_reverse, accept_level)
 
     def log_proposal(
         self, cells: Cells, here: Int[Tensor, "chain n"], gradient: Float[Tensor, "chain n d"]

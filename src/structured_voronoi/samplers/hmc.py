@@ -7,21 +7,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from structured_voronoi.base import Info, Rng, Start, Target
-from structured_voronoi.samplers.evaluation import one_of, positive, whole
+from structured_voronoi.contracts import Info, Target
+from structured_voronoi.errors import check_choice, check_count, check_positive
+from structured_voronoi.problem.problem import Problem
 from structured_voronoi.samplers.voronoi_measure import (
     Base,
+    OnVoronoiMeasure,
     State,
     finish,
-    initial_state,
     kinetic,
     leapfrog,
-    no_news,
+    no_events,
 )
+from structured_voronoi.streams import Rng
 
 
 @dataclass(frozen=True)
-class HMC:
+class HMC(OnVoronoiMeasure):
     """Settings of plain HMC."""
 
     step_size: float
@@ -30,15 +32,12 @@ class HMC:
     base: Base = "gaussian"
 
     def __post_init__(self) -> None:
-        positive(step_size=self.step_size)
-        whole(leapfrog_steps=self.leapfrog_steps)
-        one_of(Base, base=self.base)
+        check_positive(step_size=self.step_size)
+        check_count(leapfrog_steps=self.leapfrog_steps)
+        check_choice(Base, base=self.base)
 
-    def init(self, target: Target, rng: Rng, start: Start) -> State:
-        return initial_state(target, self.base, rng, start)
-
-    def step(self, target: Target, rng: Rng, state: State) -> tuple[State, Info]:
-        point, info = state.point, no_news(state)
+    def step(self, target: Target | Problem, rng: Rng, state: State) -> tuple[State, Info]:
+        point, info = state.point, no_events(state)
         r = rng.normal(*point.x.shape[1:]).to(point.x)
         before = point.potential + kinetic(r)
         for _ in range(self.leapfrog_steps):

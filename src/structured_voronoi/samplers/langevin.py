@@ -9,21 +9,23 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from structured_voronoi.base import Info, Rng, Start, Target
-from structured_voronoi.samplers.evaluation import one_of, positive, whole
+from structured_voronoi.contracts import Info, Target
+from structured_voronoi.errors import check_choice, check_count, check_positive
+from structured_voronoi.problem.problem import Problem
 from structured_voronoi.samplers.voronoi_measure import (
     Base,
+    OnVoronoiMeasure,
     State,
     finish,
-    initial_state,
     kinetic,
     leapfrog,
-    no_news,
+    no_events,
 )
+from structured_voronoi.streams import Rng
 
 
 @dataclass(frozen=True)
-class Langevin:
+class Langevin(OnVoronoiMeasure):
     """Settings of Langevin dynamics."""
 
     step_size: float
@@ -35,17 +37,14 @@ class Langevin:
     base: Base = "gaussian"
 
     def __post_init__(self) -> None:
-        positive(step_size=self.step_size, final_step_size=self.final_step_size)
-        whole(decay_steps=self.decay_steps)
-        one_of(Base, base=self.base)
+        check_positive(step_size=self.step_size, final_step_size=self.final_step_size)
+        check_count(decay_steps=self.decay_steps)
+        check_choice(Base, base=self.base)
 
-    def init(self, target: Target, rng: Rng, start: Start) -> State:
-        return initial_state(target, self.base, rng, start)
-
-    def step(self, target: Target, rng: Rng, state: State) -> tuple[State, Info]:
+    def step(self, target: Target | Problem, rng: Rng, state: State) -> tuple[State, Info]:
         step_size = decayed(self.step_size, self.final_step_size, self.decay_steps, state.steps)
         r = rng.normal(*state.point.x.shape[1:]).to(state.point.x)
-        point, r_after, info = leapfrog(state.measure, state.point, r, step_size, no_news(state))
+        point, r_after, info = leapfrog(state.measure, state.point, r, step_size, no_events(state))
         ratio = state.point.potential + kinetic(r) - point.potential - kinetic(r_after) if self.metropolis else None
         return finish(state, point, ratio, rng, info)
 

@@ -14,26 +14,19 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.base import Info, Rng, Start, Target, quiet_info
-from structured_voronoi.geometry.cells import Cells
-from structured_voronoi.samplers.evaluation import (
-    Evaluation,
-    begin,
-    cells_of_target,
-    evaluate_where,
-    positive,
-    steers,
-    whole,
-)
+from structured_voronoi.contracts import Info, Start, Synchronised, Target, blank_info
+from structured_voronoi.errors import check_count, check_positive
+from structured_voronoi.problem.drawing import find_start
+from structured_voronoi.problem.problem import Evaluation, Problem, bind
 from structured_voronoi.samplers.langevin import decayed
 from structured_voronoi.samplers.voronoi_measure import kinetic
+from structured_voronoi.streams import Rng
 
 
 class State(NamedTuple):
     tokens: Int[Tensor, "chain n"]
     energy: Float[Tensor, " chain"]
     gradient: Float[Tensor, "chain n d"]
-    cells: Cells
     steps: int
 
 
@@ -48,17 +41,32 @@ class MuCoLa:
     metropolis: bool = False
 
     def __post_init__(self) -> None:
-        positive(step_size=self.step_size, final_step_size=self.final_step_size)
-        whole(decay_steps=self.decay_steps)
+        check_positive(step_size=self.step_size, final_step_size=self.final_step_size)
+        check_count(decay_steps=self.decay_steps)
 
-    def init(self, target: Target, rng: Rng, start: Start) -> State:
-        cells = cells_of_target(target)
-        tokens, first = begin(target, cells, rng, start, "full")
-        return State(tokens, first.energy, first.field, cells, 0)
+    def init(self, target: Target | Problem, rng: Rng, start: Start) -> State:
+        tokens, first = find_start(bind(target), rng, start, "full")
+        return State(tokens, first.energy, first.field, 0)
 
-    def step(self, target: Target, rng: Rng, state: State) -> tuple[State, Info]:
+    def synchronise(
+        self,
+        target: Target | Problem,
+        rng: Rng,
+        state: State,
+        tokens: Int[Tensor, "chain n"],
+        energy: Float[Tensor, " chain"],
+    ) -> Synchronised:
+        """The state after another sampler has moved the tokens."""
+        problem, moved = bind(target), (tokens != state.tokens).any(-1)
+        gradient = problem.evaluate_where(moved, tokens, Evaluation(state.energy, state.gradient), "full").field
+        new = State(tokens, energy.clone(), gradient, state.steps)
+        return Synchronised(new, moved.long(), moved.long() * problem.steers("full"))
+
+    def step(self, target: Target | Problem, rng: Rng, state: State) -> tuple[State, Info]:
         step_size = decayed(self.step_size, self.final_step_size, self.decay_steps, state.steps)
-        cells, cell = state.cells, state.cells.cell_of[state.tokens]
+        problem = bind(target)
+        cells = problem.cells()
+        cell = cells.cell_of[state.tokens]
         r = rng.normal(*state.gradient.shape[1:]).to(state.gradient)
         level = rng.uniform()
         before = state.energy + kinetic(r)
@@ -67,24 +75,22 @@ class MuCoLa:
 
         moved = (projected != cell).any(-1)
         tokens = cells.tokens[projected]
-        known = Evaluation(state.energy, state.gradient, torch.ones_like(moved))
-        energy, gradient, finite = evaluate_where(target, moved, tokens, known, "full")
-        accepted = finite
+        there = problem.evaluate_where(moved, tokens, Evaluation(state.energy, state.gradient), "full")
+        accepted = there.possible
         if self.metropolis:
-            after = energy + kinetic(r + step_size / 2 * gradient)
-            accepted = finite & (level.log() < before - after)
+            after = there.energy + kinetic(r + step_size / 2 * there.field)
+            accepted = accepted & (level.log() < before - after)
         new = State(
             torch.where(accepted[:, None], tokens, state.tokens),
-            torch.where(accepted, energy, state.energy),
-            torch.where(accepted[:, None, None], gradient, state.gradient),
-            cells,
+            torch.where(accepted, there.energy, state.energy),
+            torch.where(accepted[:, None, None], there.field, state.gradient),
             state.steps + 1,
         )
-        info = quiet_info(new.energy)._replace(
+        info = blank_info(new.energy)._replace(
             evaluations=moved.long(),
-            gradients=moved.long() * steers(target, "full"),
+            gradients=moved.long() * problem.steers("full"),
             events=moved.long(),
             swaps=(new.tokens != state.tokens).sum(-1),
-            nonfinite=(~finite).long(),
+            nonfinite=(~there.possible).long(),
         )
         return new, info

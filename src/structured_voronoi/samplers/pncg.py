@@ -11,31 +11,31 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.base import Info, Rng, Start, Target, inverse_cdf
+from structured_voronoi.contracts import Guidance, Info, Target
+from structured_voronoi.errors import check_choice, check_positive
 from structured_voronoi.geometry.cells import Cells, products
-from structured_voronoi.samplers.evaluation import Guidance, one_of, positive
-from structured_voronoi.samplers.proposals import State, in_chain_chunks, initial_state, metropolis_hastings
+from structured_voronoi.problem.problem import Problem, bind
+from structured_voronoi.samplers.token_metropolis import State, TokenMetropolis, in_chain_blocks
+from structured_voronoi.streams import Rng, inverse_cdf
 
 
 @dataclass(frozen=True)
-class PNCG:
+class PNCG(TokenMetropolis):
     """Settings of p-NCG."""
 
     step_size: float
-    """α, in the embeddings' own units"""
+    """α, in the embeddings' own units."""
     norm: float = 2.0
-    """p"""
+    """p of the norm."""
     guidance: Guidance = "full"
 
     def __post_init__(self) -> None:
-        positive(step_size=self.step_size, norm=self.norm)
-        one_of(Guidance, guidance=self.guidance)
+        check_positive(step_size=self.step_size, norm=self.norm)
+        check_choice(Guidance, guidance=self.guidance)
 
-    def init(self, target: Target, rng: Rng, start: Start) -> State:
-        return initial_state(target, self.guidance, rng, start)
-
-    def step(self, target: Target, rng: Rng, state: State) -> tuple[State, Info]:
-        cells, n = state.cells, state.tokens.shape[1]
+    def step(self, target: Target | Problem, rng: Rng, state: State) -> tuple[State, Info]:
+        problem, n = bind(target), state.tokens.shape[1]
+        cells = problem.cells()
         here = cells.cell_of[state.tokens]
         levels, accept_level = rng.uniform(n), rng.uniform()
 
@@ -48,10 +48,10 @@ class PNCG:
             def reverse(rows: slice) -> tuple[Tensor]:
                 return (_picked(self.log_proposal(cells, there[rows], gradient[rows]), here[rows]),)
 
-            return in_chain_chunks(cells, n, reverse, len(there))[0]
+            return in_chain_blocks(cells, n, reverse, len(there))[0]
 
-        proposed, log_forward = in_chain_chunks(cells, n, forward, len(here))
-        return metropolis_hastings(target, self.guidance, state, proposed, log_forward, log_reverse, accept_level)
+        proposed, log_forward = in_chain_blocks(cells, n, forward, len(here))
+        return self.accept(problem, state, proposed, log_forward, log_reverse, accept_level)
 
     def log_proposal(
         self, cells: Cells, here: Int[Tensor, "chain n"], gradient: Float[Tensor, "chain n d"]

@@ -14,23 +14,27 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.base import Info, Rng, Start, Target, added, quiet_info
-from structured_voronoi.samplers.autoregressive import autoregressive, redraw, token_log_probs
-from structured_voronoi.samplers.evaluation import begin, cells_of_target, whole
+from structured_voronoi.contracts import Info, Start, Synchronised, Target, blank_info, merge_infos
+from structured_voronoi.errors import check_count
+from structured_voronoi.problem.drawing import check_autoregressive, find_start, redraw, token_log_probs
+from structured_voronoi.problem.problem import Problem, bind
+from structured_voronoi.streams import Rng, widened
+
+WHO = "a refresh move"
 
 
 class State(NamedTuple):
     tokens: Int[Tensor, "chain n"]
     log_probs: Float[Tensor, "chain n"]
     """log p of each token given those before it."""
-    right: Float[Tensor, " chain"]
+    log_rest: Float[Tensor, " chain"]
     """The rest of log p(m): suffix, end, controls."""
     moves: int
-    """How many there were: each has a place of its own."""
+    """How many there were: each redraws a block of its own."""
 
     @property
     def energy(self) -> Float[Tensor, " chain"]:
-        return -(self.log_probs.sum(-1) + self.right)
+        return -(self.log_probs.sum(-1) + self.log_rest)
 
 
 @dataclass(frozen=True)
@@ -45,49 +49,63 @@ class Refresh:
     """Redraws of one step."""
 
     def __post_init__(self) -> None:
-        whole(block=self.block, moves=self.moves)
+        check_count(block=self.block, moves=self.moves)
 
-    def init(self, target: Target, rng: Rng, start: Start) -> State:
-        model = autoregressive(target, "a refresh move")
-        tokens, first = begin(target, cells_of_target(target), rng, start, "none")
-        log_probs = token_log_probs(model, tokens).double()
+    def init(self, target: Target | Problem, rng: Rng, start: Start) -> State:
+        problem = bind(target)
+        check_autoregressive(problem, WHO)
+        tokens, first = find_start(problem, rng, start, "none")
+        log_probs = widened(token_log_probs(problem, tokens))
         return State(tokens, log_probs, -first.energy - log_probs.sum(-1), 0)
 
-    def resume(
-        self, target: Target, state: State, tokens: Int[Tensor, "chain n"], energy: Float[Tensor, " chain"]
-    ) -> tuple[State, Tensor]:
-        """The state after another sampler has moved the tokens, and for which chains it had to be evaluated."""
+    def synchronise(
+        self,
+        target: Target | Problem,
+        rng: Rng,
+        state: State,
+        tokens: Int[Tensor, "chain n"],
+        energy: Float[Tensor, " chain"],
+    ) -> Synchronised:
+        """The state after another sampler has moved the tokens."""
         changed = (tokens != state.tokens).any(-1)
         rows = changed.nonzero().squeeze(-1)
-        log_probs, right = state.log_probs.clone(), state.right.clone()
+        log_probs, log_rest = state.log_probs.clone(), state.log_rest.clone()
         if len(rows):
-            log_probs[rows] = token_log_probs(autoregressive(target, "a refresh move"), tokens[rows]).double()
-            right[rows] = -energy[rows] - log_probs[rows].sum(-1)
-        return State(tokens, log_probs, right, state.moves), changed
+            log_probs[rows] = widened(token_log_probs(bind(target), tokens[rows]))
+            log_rest[rows] = -energy[rows] - log_probs[rows].sum(-1)
+        new = State(tokens, log_probs, log_rest, state.moves)
+        return Synchronised(new, changed.long(), torch.zeros_like(tokens[:, 0]))
 
-    def step(self, target: Target, rng: Rng, state: State) -> tuple[State, Info]:
-        state, info = self._move(target, rng, state)
+    def step(self, target: Target | Problem, rng: Rng, state: State) -> tuple[State, Info]:
+        problem = bind(target)
+        check_autoregressive(problem, WHO)
+        state, info = self._move(problem, rng, state)
         for _ in range(self.moves - 1):
-            state, more = self._move(target, rng, state)
-            info = added(info, more)
+            state, more = self._move(problem, rng, state)
+            info = merge_infos(info, more)
         return state, info
 
-    def _move(self, target: Target, rng: Rng, state: State) -> tuple[State, Info]:
-        i, j = self.place(rng, state.moves, target.length)
+    def log_ratio(self, here: State, there: State, stop: int) -> Float[Tensor, " chain"]:
+        """log p(rest | new) - log p(rest | old) of a block that ends before ``stop``; its own probability cancels."""
+        return (there.log_probs - here.log_probs)[:, stop:].sum(-1) + there.log_rest - here.log_rest
+
+    def _move(self, problem: Problem, rng: Rng, state: State) -> tuple[State, Info]:
+        i, j = self._block(rng, state.moves, problem.length)
         levels, accept_level = rng.uniform(j - i), rng.uniform()
-        tokens, from_i, right = redraw(autoregressive(target, "a refresh move"), state.tokens, i, j, levels)
-        there = State(tokens, torch.cat([state.log_probs[:, :i], from_i.double()], dim=-1), right.double(), state.moves)
-        ratio = log_ratio(state, there, j)
+        tokens, from_i, log_rest = redraw(problem, state.tokens, i, j, levels)
+        log_probs = torch.cat([state.log_probs[:, :i], widened(from_i)], dim=-1)
+        there = State(tokens, log_probs, widened(log_rest), state.moves)
+        ratio = self.log_ratio(state, there, j)
         finite = ratio.isfinite() & from_i.isfinite().all(-1)
         accepted = finite & (accept_level.log() < ratio)
         new = State(
             torch.where(accepted[:, None], tokens, state.tokens),
             torch.where(accepted[:, None], there.log_probs, state.log_probs),
-            torch.where(accepted, there.right, state.right),
+            torch.where(accepted, there.log_rest, state.log_rest),
             state.moves + 1,
         )
         one = torch.ones_like(tokens[:, 0])
-        info = quiet_info(new.energy)._replace(
+        info = blank_info(new.energy)._replace(
             evaluations=one,
             events=(tokens != state.tokens).any(-1).long(),
             swaps=(new.tokens != state.tokens).sum(-1),
@@ -97,7 +115,7 @@ class Refresh:
         )
         return new, info
 
-    def place(self, rng: Rng, move: int, length: int) -> tuple[int, int]:
+    def _block(self, rng: Rng, move: int, length: int) -> tuple[int, int]:
         """The block of a move: the same for all chains, from a stream that they share."""
         shared = Rng(rng.seed, [move], "refresh places")
         kind, where, size = shared.uniform(3)[0].tolist()
@@ -106,8 +124,3 @@ class Refresh:
         width = min(length, 1 + int(size * self.block))
         start = int(where * (length - width + 1))
         return start, start + width
-
-
-def log_ratio(here: State, there: State, stop: int) -> Float[Tensor, " chain"]:
-    """log p(rest | new) - log p(rest | old) of a block that ends before ``stop``; its own probability cancels."""
-    return (there.log_probs - here.log_probs)[:, stop:].sum(-1) + there.right - here.right

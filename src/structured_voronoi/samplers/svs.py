@@ -10,44 +10,41 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from itertools import islice
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from structured_voronoi.base import Info, Rng, SamplingError, Start, Target
-from structured_voronoi.geometry.cells import MEMORY, Cells, spacing
-from structured_voronoi.geometry.masses import GivenMasses, LogMass, Masses, estimated_masses
+from structured_voronoi.contracts import Chains, Guidance, Info, Start, Synchronised, Target
+from structured_voronoi.errors import SamplingError, check_choice, check_count, check_finite, check_positive
+from structured_voronoi.geometry.cells import Cells
 from structured_voronoi.geometry.memo import Memo, Proposal, empty_memo
 from structured_voronoi.geometry.motion import (
     CLOSED,
     OPEN,
     Evaluate,
+    Journey,
     Particle,
     Rotation,
     Straight,
     Walls,
+    settle,
     travel,
 )
-from structured_voronoi.samplers.evaluation import (
-    Guidance,
-    begin,
-    box_of,
-    cells_of_target,
-    evaluate,
-    number,
-    one_of,
-    positive,
-    steers,
-    whole,
-)
-from structured_voronoi.samplers.svs_paper import PaperSVS
+from structured_voronoi.problem.drawing import find_start
+from structured_voronoi.problem.problem import Problem, bind
+from structured_voronoi.streams import MEMORY, Rng
+
+if TYPE_CHECKING:
+    from structured_voronoi.geometry.masses import Masses
+    from structured_voronoi.samplers.svs_paper import PaperSVS
 
 PILOT_SCALES = (0.08, 0.12, 0.16, 0.22, 0.3, 0.45, 0.7, 1.0)
 PILOT_CHAINS, PILOT_EVALUATIONS, PILOT_STEPS = 8, 32, 100
-SETTLING_TRAJECTORIES = 15
-"""Reflecting trajectories that bring x from the embedding to its distribution inside a closed cell."""
+CHAINS_IN_MEMORY = 64
+"""How many chains' memos together may fill the memory bound."""
 
 
 class Space(NamedTuple):
@@ -55,7 +52,8 @@ class Space(NamedTuple):
 
     cells: Cells
     flow: Rotation | Straight
-    masses: Masses
+    masses: Masses | None
+    """None where they do not matter: with open walls, or if all are equal."""
 
 
 class State(NamedTuple):
@@ -101,23 +99,23 @@ class SVS:
     remember: int = 8
     """How many evaluated states a chain remembers, so as not to evaluate them again."""
     memory: int = MEMORY
-    """Bytes that one pass over the vocabulary may hold."""
+    """Bytes that one pass over the vocabulary may hold, and what 64 chains may remember."""
 
     def __post_init__(self) -> None:
-        positive(turn=self.turn, length=self.length)
-        whole(mass_draws=self.mass_draws, max_events=self.max_events, remember=self.remember, memory=self.memory)
-        positive(scale=None if self.scale == "auto" else self.scale)
-        one_of(Literal["open", "closed"], walls=self.walls)
-        one_of(Literal["gaussian", "uniform"], base=self.base)
-        one_of(Guidance, guidance=self.guidance)
-        number(guidance_weight=self.guidance_weight)
+        check_positive(turn=self.turn, length=self.length)
+        check_count(mass_draws=self.mass_draws, max_events=self.max_events, remember=self.remember, memory=self.memory)
+        check_positive(scale=None if self.scale == "auto" else self.scale)
+        check_choice(Literal["open", "closed"], walls=self.walls)
+        check_choice(Literal["gaussian", "uniform"], base=self.base)
+        check_choice(Guidance, guidance=self.guidance)
+        check_finite(guidance_weight=self.guidance_weight)
         if self.dimensions is not None:
-            whole(dimensions=self.dimensions)
+            check_count(dimensions=self.dimensions)
         if not isinstance(self.masses, tuple):
-            one_of(Literal["equal", "estimated"], masses=self.masses)
+            check_choice(Literal["equal", "estimated"], masses=self.masses)
         else:
             for mass in self.masses:
-                positive(masses=mass)
+                check_positive(masses=mass)
         if self.base == "uniform" and (self.walls == "open" or self.masses == "estimated"):
             raise SamplingError(
                 f"walls={self.walls!r}, masses={self.masses!r} do not go with the uniform base, which has closed cells "
@@ -132,125 +130,143 @@ class SVS:
         base: Literal["gaussian", "uniform"] = "gaussian",
     ) -> PaperSVS:
         """The paper's algorithm: leapfrog, the α grid of Find Discontinuity, RefractReflect."""
+        from structured_voronoi.samplers.svs_paper import PaperSVS
+
         return PaperSVS(step_size, discontinuity_step, metropolis, base)
 
-    def tuned(self, target: Target, seed: int, start: Start = None) -> SVS:
+    def tuned(self, target: Target | Problem, seed: int, start: Start = None) -> SVS:
         """With the scale that visits the most new states per cost on pilot chains of its own random stream."""
         if self.scale != "auto" or self.base == "uniform":
             return self
+        problem = bind(target)
         if isinstance(start, Tensor):
             start = start[torch.arange(PILOT_CHAINS) % len(start)]
-        device = target.embeddings.device
+        candidates = [replace(self, scale=scale) for scale in PILOT_SCALES]
+        return max(candidates, key=lambda candidate: _new_states_per_cost(candidate, problem, seed, start))
 
-        def worth(one: SVS) -> float:
-            return _new_states_per_cost(one, target, Rng(seed, PILOT_CHAINS, "pilot", device), start)
-
-        return max((replace(self, scale=scale) for scale in PILOT_SCALES), key=worth)
-
-    def init(self, target: Target, rng: Rng, start: Start) -> State:
+    def init(self, target: Target | Problem, rng: Rng, start: Start) -> State:
+        problem = bind(target)
         if self.scale == "auto" and self.base == "gaussian":
-            return self.tuned(target, rng.seed, start).init(target, rng, start)
-        space = self._space(target, rng)
-        tokens, first = begin(target, space.cells, rng, start, self._guidance)
+            return self.tuned(problem, rng.seed, start).init(problem, rng, start)
+        space = self._space(problem, rng)
+        tokens, first = find_start(problem, rng, start, self._guidance)
         cell = space.cells.cell_of[tokens]
         centre = self._centre(space, cell, first.field)
-        mass = space.masses(cell, centre)
-        known = Proposal(first.energy + mass.value, centre, first.finite)
-        memo = empty_memo(self.remember, centre)
-        memo.store(torch.arange(len(cell), device=cell.device), cell, known)
-        state = State(tokens, first.energy, centre, space.cells.points(cell), *mass, memo, space)
-        if self.walls == "closed":
-            for _ in range(SETTLING_TRAJECTORIES):
-                p, _, _ = travel(
-                    space.cells,
-                    self._launched(rng, state),
-                    self._durations(rng, centre),
-                    space.flow,
-                    CLOSED,
-                    None,
-                )
-                state = state._replace(x=p.x)
-        return state
-
-    def step(self, target: Target, rng: Rng, state: State) -> tuple[State, Info]:
-        space = state.space
-        start = self._launched(rng, state)
-        end, tally, memo = travel(
-            space.cells,
-            start,
-            self._durations(rng, state.centre),
-            space.flow,
-            self._walls,
-            self._evaluator(target, space),
-            self.max_events,
-            state.memo,
+        log_mass, unreliable = _mass(space, cell, centre)
+        memo = empty_memo(self.remember, centre, self.memory // CHAINS_IN_MEMORY)
+        memo.store(
+            torch.arange(len(cell), device=cell.device),
+            cell,
+            Proposal(first.energy + log_mass, centre, first.possible),
         )
-        mass = space.masses(end.cell, end.centre)
-        new = State(space.cells.tokens[end.cell], end.potential - mass.value, end.centre, end.x, *mass, memo, space)
+        x = space.cells.points(cell)
+        if self.walls == "closed":
+            x = settle(space.cells, cell, centre, space.flow, rng, self._mean_duration)
+        return State(tokens, first.energy, centre, x, log_mass, unreliable, memo, space)
+
+    def step(self, target: Target | Problem, rng: Rng, state: State) -> tuple[State, Info]:
+        problem, space = bind(target), state.space
+        end, tally, memo = travel(self.journey(problem, rng, state), state.memo)
+        log_mass, unreliable = _mass(space, end.cell, end.centre)
+        tokens = space.cells.tokens[end.cell]
+        new = State(tokens, end.potential - log_mass, end.centre, end.x, log_mass, unreliable, memo, space)
         info = Info(
             energy=new.energy,
             evaluations=tally.evaluations,
-            gradients=tally.evaluations * steers(target, self._guidance),
+            gradients=tally.evaluations * problem.steers(self._guidance),
             events=tally.events,
-            swaps=tally.swaps,
+            swaps=(tokens != state.tokens).sum(-1),
             reflections=tally.reflections,
             diverging=tally.abandoned,
             nonfinite=tally.nonfinite,
+            crossings=tally.crossings,
         )
         if self.masses == "estimated" and self.walls == "closed":
             info = info._replace(log_mass=new.log_mass, unreliable=new.unreliable)
         return new, info
 
-    def resume(
-        self, target: Target, state: State, tokens: Int[Tensor, "chain n"], energy: Float[Tensor, " chain"]
-    ) -> tuple[State, Tensor]:
-        """The state after another sampler has moved the tokens, and for which chains it had to be evaluated.
+    def journey(self, target: Target | Problem, rng: Rng, state: State) -> Journey:
+        """The trajectory of a step, about to set out: a new momentum and, with open walls, a new point."""
+        problem, space, centre = bind(target), state.space, state.centre
+        x = state.x
+        if self.walls == "open":
+            assert isinstance(space.flow, Rotation)
+            x = centre + space.flow.sigma * rng.normal(*centre.shape[1:]).to(centre)
+        r = self.momentum(rng, centre)
+        start = Particle(space.cells.cell_of[state.tokens], x, r, state.energy + state.log_mass, centre)
+        # trajectories of one length may resonate with the walls: their lengths vary
+        duration = (self._mean_duration * (0.5 + rng.uniform())).to(centre)
+        evaluate = self._evaluator(problem, space)
+        return Journey(space.cells, start, duration, space.flow, self.crossing_rule, evaluate, self.max_events)
 
-        Closed walls are refused: their point would have to settle in the new cell first.
-        """
-        if self.walls == "closed":
-            raise SamplingError("SVS with closed walls cannot take part in a cycle; use walls='open'")
-        rows = (tokens != state.tokens).any(-1).nonzero().squeeze(-1)
-        energy, centre, asked = energy.clone(), state.centre.clone(), torch.zeros_like(state.unreliable)
-        memo = state.memo
-        if len(rows):
-            cell = state.space.cells.cell_of[tokens[rows]]
-            new, known = memo.recall(rows, cell)
-            asked[rows] = ~known
-            if not known.all():
-                answer = self._evaluator(target, state.space)(cell[~known])
-                memo.store(rows[~known], cell[~known], answer)
-                for part, value in zip(new, answer, strict=True):
-                    part[~known] = value
-            centre[rows] = new.centre  # the energy is known, and finite, even where the field is not
-        return state._replace(tokens=tokens, energy=energy, centre=centre, memo=memo), asked
+    def momentum(self, rng: Rng, like: Float[Tensor, "chain n k"]) -> Float[Tensor, "chain n k"]:
+        """r ~ N(0, I), as the kinetic energy ½‖r‖² requires."""
+        return rng.normal(*like.shape[1:]).to(like)
 
     @property
-    def _walls(self) -> Walls:
+    def crossing_rule(self) -> Walls:
+        """What happens where the point meets a wall."""
         return OPEN if self.walls == "open" else CLOSED
+
+    def synchronise(
+        self,
+        target: Target | Problem,
+        rng: Rng,
+        state: State,
+        tokens: Int[Tensor, "chain n"],
+        energy: Float[Tensor, " chain"],
+    ) -> Synchronised:
+        """The state after another sampler has moved the tokens; closed walls let the point settle in its new cell."""
+        problem, space, memo = bind(target), state.space, state.memo.copy()
+        rows = (tokens != state.tokens).any(-1).nonzero().squeeze(-1)
+        centre, x, log_mass, unreliable = (part.clone() for part in state[2:6])
+        evaluations = torch.zeros_like(tokens[:, 0])
+        if len(rows):
+            cell = space.cells.cell_of[tokens[rows]]
+            proposal, known = memo.recall(rows, cell)
+            evaluations[rows] = (~known).long()
+            if not known.all():
+                answer = self._evaluator(problem, space)(cell[~known])
+                memo.store(rows[~known], cell[~known], answer)
+                proposal.centre[~known] = answer.centre
+            centre[rows] = proposal.centre
+            log_mass[rows], unreliable[rows] = _mass(space, cell, proposal.centre)
+            if self.walls == "closed":
+                some = rng.select(rows)
+                x[rows] = settle(space.cells, cell, proposal.centre, space.flow, some, self._mean_duration)
+                rng.catch_up(rows, some)
+        new = State(tokens, energy.clone(), centre, x, log_mass, unreliable, memo, space)
+        return Synchronised(new, evaluations, evaluations * problem.steers(self._guidance))
 
     @property
     def _guidance(self) -> Guidance:
         return "none" if self.base == "uniform" or self.guidance_weight == 0 else self.guidance
 
-    def _space(self, target: Target, rng: Rng) -> Space:
-        cells = cells_of_target(target, self.dimensions, self.memory)
+    @property
+    def _mean_duration(self) -> float:
+        return self.length if self.base == "uniform" else self.turn * math.pi / 2
+
+    def _space(self, problem: Problem, rng: Rng) -> Space:
+        geometry = problem.geometry(self.dimensions, self.memory)
+        cells = geometry.cells
         if self.base == "uniform":
             if cells.axes is not None:
                 raise SamplingError(
                     "dimensions does not go with the uniform base, whose box has them all; leave it out"
                 )
-            return Space(cells, Straight(*box_of(target, cells)), self._given_masses(cells))
+            return Space(cells, Straight(*problem.box_bounds(cells)), self._masses(cells, rng, 0.0))
         assert self.scale != "auto"
-        sigma = self.scale * spacing(cells)
-        if self.masses != "estimated" or self.walls == "open":
-            return Space(cells, Rotation(sigma), self._given_masses(cells))
-        noise = rng.fork("masses", chains=1).normal(self.mass_draws, cells.table.shape[1])[0]
-        return Space(cells, Rotation(sigma), estimated_masses(cells, sigma, noise))
+        sigma = self.scale * geometry.spacing
+        return Space(cells, Rotation(sigma), self._masses(cells, rng, sigma))
 
-    def _given_masses(self, cells: Cells) -> GivenMasses:
-        if isinstance(self.masses, str) or self.walls == "open":
-            return GivenMasses(torch.zeros_like(cells.half_norm))
+    def _masses(self, cells: Cells, rng: Rng, sigma: float) -> Masses | None:
+        if self.walls == "open" or self.masses == "equal":
+            return None
+        from structured_voronoi.geometry.masses import GivenMasses, estimated_masses
+
+        if isinstance(self.masses, str):
+            noise = rng.fork("masses", chains=1).normal(self.mass_draws, cells.table.shape[1])[0]
+            return estimated_masses(cells, sigma, noise)
         if len(self.masses) != len(cells.cell_of):
             raise SamplingError(
                 f"masses holds {len(self.masses)} numbers for {len(cells.cell_of)} tokens; give one for each"
@@ -264,44 +280,30 @@ class SVS:
             return points
         return points + space.flow.sigma**2 * self.guidance_weight * space.cells.field(field)
 
-    def _launched(self, rng: Rng, state: State) -> Particle:
-        """Every chain with a new momentum and, with open walls, a new point."""
-        space, centre = state.space, state.centre
-        x = state.x
-        if self.walls == "open":
-            assert isinstance(space.flow, Rotation)
-            x = centre + space.flow.sigma * rng.normal(*centre.shape[1:]).to(centre)
-        r = self._momentum(rng, centre)
-        return Particle(space.cells.cell_of[state.tokens], x, r, state.energy + state.log_mass, centre)
+    def _evaluator(self, problem: Problem, space: Space) -> Evaluate:
+        def evaluate(cell: Tensor) -> Proposal:
+            found = problem.evaluate(space.cells.tokens[cell], self._guidance)
+            centre = self._centre(space, cell, found.field)
+            return Proposal(found.energy + _mass(space, cell, centre)[0], centre, found.possible)
 
-    def _momentum(self, rng: Rng, like: Tensor) -> Tensor:
-        """r ~ N(0, I), as the kinetic energy ½‖r‖² requires."""
-        return rng.normal(*like.shape[1:]).to(like)
-
-    def _durations(self, rng: Rng, like: Tensor) -> Tensor:
-        """Trajectories of varied length: those of one length may resonate with the walls."""
-        mean = self.length if self.base == "uniform" else self.turn * math.pi / 2
-        return (mean * (0.5 + rng.uniform())).to(like)
-
-    def _evaluator(self, target: Target, space: Space) -> Evaluate:
-        def of(cell: Tensor) -> Proposal:
-            result = evaluate(target, space.cells.tokens[cell], self._guidance)
-            centre = self._centre(space, cell, result.field)
-            mass: LogMass = space.masses(cell, centre)
-            return Proposal(result.energy + mass.value, centre, result.finite)
-
-        return of
+        return evaluate
 
 
-def _new_states_per_cost(sampler: SVS, target: Target, rng: Rng, start: Start) -> float:
-    state = sampler.init(target, rng, start)
-    seen = [{tuple(row)} for row in state.tokens.tolist()]
+def _mass(space: Space, cell: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
+    """log μ(C_m) of each chain, and whether it is unreliable; zero where masses do not matter."""
+    if space.masses is None:
+        return centre.new_zeros(len(cell)), torch.zeros_like(cell[:, 0], dtype=torch.bool)
+    return space.masses(cell, centre)
+
+
+def _new_states_per_cost(sampler: SVS, problem: Problem, seed: int, start: Start) -> float:
+    chains = Chains(sampler, problem, Rng(seed, PILOT_CHAINS, "pilot", problem.device), start)
+    visited = [{tuple(row)} for row in chains.state.tokens.tolist()]
     budget, cost = PILOT_CHAINS * PILOT_EVALUATIONS, 0
-    for _ in range(PILOT_STEPS):
-        state, info = sampler.step(target, rng, state)
+    for state, info in islice(chains, PILOT_STEPS):
         cost += int(info.evaluations.sum())
-        for states, row in zip(seen, state.tokens.tolist(), strict=True):
+        for states, row in zip(visited, state.tokens.tolist(), strict=True):
             states.add(tuple(row))
         if cost >= budget:
             break
-    return sum(len(states) - 1 for states in seen) / max(cost, budget)
+    return sum(len(states) - 1 for states in visited) / max(cost, budget)

@@ -16,24 +16,26 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.base import Info, Rng, Start, Target
+from structured_voronoi.contracts import Info, Target
+from structured_voronoi.errors import check_choice, check_count, check_positive
 from structured_voronoi.geometry.motion import refracted
-from structured_voronoi.samplers.evaluation import one_of, positive, whole
+from structured_voronoi.problem.problem import Problem
 from structured_voronoi.samplers.voronoi_measure import (
     Base,
+    OnVoronoiMeasure,
     Point,
     State,
     VoronoiMeasure,
-    choose,
+    choose_point,
     finish,
-    initial_state,
     kinetic,
-    no_news,
+    no_events,
 )
+from structured_voronoi.streams import Rng
 
 
 @dataclass(frozen=True)
-class PaperSVS:
+class PaperSVS(OnVoronoiMeasure):
     """Settings of the paper's algorithm; made by `SVS.paper`."""
 
     step_size: float
@@ -46,16 +48,13 @@ class PaperSVS:
     """More rounds than this in one drift, beyond its 1/α fractions, and the step is rejected."""
 
     def __post_init__(self) -> None:
-        positive(step_size=self.step_size, discontinuity_step=self.discontinuity_step)
-        whole(max_events=self.max_events)
-        one_of(Base, base=self.base)
+        check_positive(step_size=self.step_size, discontinuity_step=self.discontinuity_step)
+        check_count(max_events=self.max_events)
+        check_choice(Base, base=self.base)
 
-    def init(self, target: Target, rng: Rng, start: Start) -> State:
-        return initial_state(target, self.base, rng, start)
-
-    def step(self, target: Target, rng: Rng, state: State) -> tuple[State, Info]:
+    def step(self, target: Target | Problem, rng: Rng, state: State) -> tuple[State, Info]:
         """Algorithm "Structured Voronoi Sampling"."""
-        measure, info = state.measure, no_news(state)
+        measure, info = state.measure, no_events(state)
         r = rng.normal(*state.point.x.shape[1:]).to(state.point.x)  # line 1, with N(0, I)
         before = state.point.potential + kinetic(r)  # line 2
         r = r + self.step_size / 2 * measure.force(state.point)  # line 3
@@ -110,7 +109,7 @@ def find_discontinuities(
         reflections = reflections + (crossing & ~swapped).long() + bounced.long()
         r = torch.where(crossing[:, None, None], r_new, r)
         r = torch.where(bounced[:, None, None] & side, -r, r)
-        point = choose(entered, beyond, here)
+        point = choose_point(entered, beyond, here)
         done = done + fraction
         if rounds >= max_events + 1 / alpha:
             diverging = diverging | active

@@ -7,6 +7,7 @@ the paper's assumption.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -14,9 +15,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from structured_voronoi.base import Info, Rng, Start, Target, quiet_info
+from structured_voronoi.contracts import Info, Start, Synchronised, Target, blank_info
 from structured_voronoi.geometry.cells import Cells
-from structured_voronoi.samplers.evaluation import Evaluation, begin, box_of, cells_of_target, evaluate_where, steers
+from structured_voronoi.geometry.motion import Rotation, Straight, settle
+from structured_voronoi.problem.drawing import find_start
+from structured_voronoi.problem.problem import Evaluation, Problem, bind
+from structured_voronoi.streams import Rng
 
 Base = Literal["gaussian", "uniform"]
 
@@ -38,7 +42,7 @@ class Point(NamedTuple):
 class VoronoiMeasure:
     """The measure of one target; it evaluates the target only where a chain enters another cell."""
 
-    target: Target
+    problem: Problem
     cells: Cells
     base: Base
     bounds: tuple[Tensor, Tensor]
@@ -46,7 +50,7 @@ class VoronoiMeasure:
 
     def begin(self, rng: Rng, start: Start) -> Point:
         """Chains at the embeddings of their first tokens."""
-        tokens, first = begin(self.target, self.cells, rng, start, self.guidance)
+        tokens, first = find_start(self.problem, rng, start, self.guidance)
         cell = self.cells.cell_of[tokens]
         x = self.cells.points(cell)
         return Point(x, cell, first.energy, first.field, self.potential(x, first.energy, first.field))
@@ -58,15 +62,15 @@ class VoronoiMeasure:
     def within(self, x: Tensor, cell: Tensor, before: Point, info: Info) -> tuple[Point, Info]:
         """The same for points whose cells are known."""
         moved = (cell != before.cell).any(-1) & self.inside(x)
-        known = Evaluation(before.energy, before.gradient, torch.ones_like(moved))
-        energy, gradient, finite = evaluate_where(self.target, moved, self.cells.tokens[cell], known, self.guidance)
+        known = Evaluation(before.energy, before.gradient)
+        found = self.problem.evaluate_where(moved, self.cells.tokens[cell], known, self.guidance)
         info = info._replace(
             evaluations=info.evaluations + moved.long(),
-            gradients=info.gradients + moved.long() * steers(self.target, self.guidance),
+            gradients=info.gradients + moved.long() * self.problem.steers(self.guidance),
             events=info.events + moved.long(),
-            nonfinite=info.nonfinite + (~finite).long(),
+            nonfinite=info.nonfinite + (~found.possible).long(),
         )
-        return Point(x, cell, energy, gradient, self.potential(x, energy, gradient)), info
+        return Point(x, cell, *found, self.potential(x, *found)), info
 
     @property
     def guidance(self) -> Literal["full", "none"]:
@@ -100,15 +104,51 @@ class State(NamedTuple):
     steps: int
     """Steps taken, for step sizes that decay."""
 
+    @property
+    def energy(self) -> Float[Tensor, " chain"]:
+        return self.point.energy
 
-def initial_state(target: Target, base: Base, rng: Rng, start: Start) -> State:
-    """Chains at the embeddings of their first tokens."""
-    cells = cells_of_target(target)
-    endless = torch.full_like(cells.origin, torch.inf)
-    bounds = box_of(target, cells) if base == "uniform" else (-endless, endless)
-    measure = VoronoiMeasure(target, cells, base, bounds)
-    point = measure.begin(rng, start)
-    return State(measure.cells.tokens[point.cell], point, measure, 0)
+
+class OnVoronoiMeasure:
+    """Settings objects of this kind move a point on the Voronoi measure of their base."""
+
+    base: Base
+
+    def init(self, target: Target | Problem, rng: Rng, start: Start) -> State:
+        """Chains at the embeddings of their first tokens."""
+        problem = bind(target)
+        cells = problem.cells()
+        endless = torch.full_like(cells.origin, torch.inf)
+        bounds = problem.box_bounds(cells) if self.base == "uniform" else (-endless, endless)
+        measure = VoronoiMeasure(problem, cells, self.base, bounds)
+        point = measure.begin(rng, start)
+        return State(measure.cells.tokens[point.cell], point, measure, 0)
+
+    def synchronise(
+        self,
+        target: Target | Problem,
+        rng: Rng,
+        state: State,
+        tokens: Int[Tensor, "chain n"],
+        energy: Float[Tensor, " chain"],
+    ) -> Synchronised:
+        """The state after another sampler has moved the tokens; the point settles in its new cell."""
+        measure, moved = state.measure, (tokens != state.tokens).any(-1)
+        problem, rows, cell = measure.problem, moved.nonzero().squeeze(-1), measure.cells.cell_of[tokens]
+        known = Evaluation(state.point.energy, state.point.gradient)
+        gradient = problem.evaluate_where(moved, tokens, known, measure.guidance).field
+        x = state.point.x.clone()
+        if len(rows):
+            some, flow, centre = rng.select(rows), Rotation(1.0), gradient[rows] - measure.cells.origin
+            mean_duration = math.pi / 2
+            if self.base == "uniform":
+                flow, centre = Straight(*measure.bounds), x[rows]
+                mean_duration = float((measure.bounds[1] - measure.bounds[0]).mean())
+            x[rows] = settle(measure.cells, cell[rows], centre, flow, some, mean_duration)
+            rng.catch_up(rows, some)
+        point = Point(x, cell, energy.clone(), gradient, measure.potential(x, energy, gradient))
+        count = moved.long()
+        return Synchronised(State(tokens, point, measure, state.steps), count, count * problem.steers(measure.guidance))
 
 
 def kinetic(r: Float[Tensor, "chain n d"]) -> Float[Tensor, " chain"]:
@@ -125,7 +165,7 @@ def leapfrog(
     return moved, r + step_size / 2 * measure.force(moved), info
 
 
-def choose(mask: Bool[Tensor, " chain"], yes: Point, no: Point) -> Point:
+def choose_point(mask: Bool[Tensor, " chain"], yes: Point, no: Point) -> Point:
     """For each chain one point or the other."""
     return Point(*(torch.where(mask.view(-1, *[1] * (a.ndim - 1)), a, b) for a, b in zip(yes, no, strict=True)))
 
@@ -137,11 +177,11 @@ def finish(state: State, proposal: Point, log_ratio: Tensor | None, rng: Rng, in
     accepted = proposal.potential.isfinite()
     if log_ratio is not None:
         accepted = accepted & (level.log() < log_ratio)
-    point = choose(accepted, proposal, old)
+    point = choose_point(accepted, proposal, old)
     info = info._replace(energy=point.energy, swaps=(point.cell != old.cell).sum(-1))
     return State(state.measure.cells.tokens[point.cell], point, state.measure, state.steps + 1), info
 
 
-def no_news(state: State) -> Info:
+def no_events(state: State) -> Info:
     """The counts a step starts from."""
-    return quiet_info(state.point.energy)
+    return blank_info(state.point.energy)

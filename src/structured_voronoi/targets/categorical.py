@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from structured_voronoi.base import SamplingError
+from structured_voronoi.errors import SamplingError
 from structured_voronoi.targets.tabular import TabularTarget
 
 TOY_PROBABILITIES = (0.05, 0.15, 0.3, 0.5)

@@ -5,17 +5,31 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.base import Control, Redrawn, SamplingError
+from structured_voronoi.contracts import BOUND_TOLERANCE, CONTROL_ABILITIES, Choose, Control, Redrawn
+from structured_voronoi.errors import NoBoundError, SamplingError, refuse_misspelt
+from structured_voronoi.streams import widened
 from structured_voronoi.targets.language_model import LanguageModel
 
 PENALTY = -4.0
 """What an impossible text costs while a start is looked for."""
+
+Steering = Callable[[Tensor, list[str]], tuple[Tensor, Tensor]]
+
+
+class _Weighted(NamedTuple):
+    """A control as the target uses it: every optional ability looked up once."""
+
+    control: Control
+    weight: float
+    bound: float
+    guide: Steering | None
+    gradient: Steering | None
 
 
 class Controlled:
@@ -25,50 +39,72 @@ class Controlled:
     all the same, they just do not steer.
     """
 
-    _least = -math.inf
+    masks_itself = True
     normalised = False
     """Controls look at the whole text: ancestral draws are not the truth."""
+    _lowest_score = -math.inf
 
     def __init__(self, model: LanguageModel, controls: Mapping[Control, float]) -> None:
         if not controls:
             raise SamplingError("no control was given; sample the language model itself, or add a control")
-        for control, weight in controls.items():
-            if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 <= weight < float("inf"):
-                raise SamplingError(f"the weight of {control.name} is {weight!r}; give a number ≥ 0, for example 1.0")
         self.model = model
-        self.controls: dict[Control, float] = {
-            control.bind(model) if hasattr(control, "bind") else control: float(weight)
-            for control, weight in controls.items()
-        }
-        names = [control.name for control in self.controls]
-        twice = {name for name in names if names.count(name) > 1}
-        if twice:
-            raise SamplingError(f"two controls are called {twice.pop()!r}; leave one out, or give it another name")
+        self._weighted = [_weighted(control, weight, model) for control, weight in controls.items()]
+        self.controls: dict[Control, float] = {one.control: one.weight for one in self._weighted}
+        names = [one.control.name for one in self._weighted]
+        repeated = {name for name in names if names.count(name) > 1}
+        if repeated:
+            raise SamplingError(f"two controls are called {repeated.pop()!r}; leave one out, or give it another name")
         self.embeddings, self.length, self.allowed = model.embeddings, model.length, model.allowed
         self.tokenizer, self.decode = model.tokenizer, model.decode
         self.conditionals, self.token_log_probs = model.conditionals, model.token_log_probs
 
     def log_prob(self, tokens: Int[Tensor, "chain n"]) -> Float[Tensor, " chain"]:
-        return self.model.log_prob(tokens) + self._weighed(tokens)
+        return self.model.log_prob(tokens) + self._weighted_scores(tokens)
 
-    def redraw(
-        self, tokens: Int[Tensor, "chain n"], start: int, stop: int, levels: Float[Tensor, "chain count"]
-    ) -> Redrawn:
-        """As the language model does; the controls stand on the right."""
-        found = self.model.redraw(tokens, start, stop, levels)
-        return found._replace(right=found.right + self._weighed(found.tokens))
+    def redraw(self, tokens: Int[Tensor, "chain n"], start: int, stop: int, choose: Choose) -> Redrawn:
+        """As the language model does; the controls are part of the rest."""
+        redrawn = self.model.redraw(tokens, start, stop, choose)
+        return redrawn._replace(log_rest=redrawn.log_rest + self._weighted_scores(redrawn.tokens))
 
     def log_prob_and_guide(self, tokens: Int[Tensor, "chain n"]) -> tuple[Tensor, Tensor]:
-        return self._steered(tokens, self.model.log_prob_and_guide, "log_prob_and_guide")
+        return self._steered(tokens, self.model.log_prob_and_guide, [one.guide for one in self._weighted])
 
     def log_prob_and_grad(self, tokens: Int[Tensor, "chain n"]) -> tuple[Tensor, Tensor]:
-        return self._steered(tokens, self.model.log_prob_and_grad, "log_prob_and_grad")
+        return self._steered(tokens, self.model.log_prob_and_grad, [one.gradient for one in self._weighted])
 
-    def softened(self) -> Self:
+    def relaxed_target(self) -> Self:
         """The same with scores that are never lower than a penalty: a way to texts that satisfy hard constraints."""
-        soft = copy.copy(self)
-        soft._least = PENALTY
-        return soft
+        relaxed = copy.copy(self)
+        relaxed._lowest_score = PENALTY
+        return relaxed
+
+    @property
+    def log_bound(self) -> float:
+        """What log p(m) never exceeds the language model's by; an error that names a control without a bound."""
+        total = 0.0
+        for control, weight, bound, *_ in self._weighted:
+            if weight and not math.isfinite(bound):
+                raise NoBoundError(
+                    f"control {control.name!r} has the bound {bound}, so that rejection is impossible; "
+                    "declare a `bound` that its scores never exceed or use svs+refresh"
+                )
+            total += weight * bound if weight else 0.0
+        return total
+
+    def why_above_bound(self, tokens: Int[Tensor, "chain n"]) -> str:
+        """Which control gives one of these texts a score above its bound."""
+        scores = self.control_log_probs(tokens)
+        for one in self._weighted:
+            highest = float(scores[one.control].max())
+            if highest > one.bound + BOUND_TOLERANCE:
+                return f"control {one.control.name!r} scored {highest:.6g}, above its bound of {one.bound:.6g}"
+        return ""
+
+    def why_impossible(self, tokens: Int[Tensor, "chain n"]) -> str:
+        """Which controls find these texts impossible, and how many of them."""
+        scores = self.control_log_probs(tokens)
+        shares = {control.name: float((~score.isfinite()).float().mean()) for control, score in scores.items()}
+        return ", ".join(f"{name} refused {share:.0%} of the last ones" for name, share in shares.items() if share)
 
     def control_log_probs(self, tokens: Int[Tensor, "chain n"]) -> dict[Control, Float[Tensor, " chain"]]:
         """log p(t_k | m) of every control, without its weight."""
@@ -79,35 +115,54 @@ class Controlled:
         """What the controls read: the drawn tokens alone, decoded."""
         return [self.decode(row) for row in tokens]
 
-    def _weighed(self, tokens: Tensor) -> Float[Tensor, " chain"]:
+    def _weighted_scores(self, tokens: Tensor) -> Float[Tensor, " chain"]:
         """Σ_k weight_k log p(t_k | m)."""
         texts = self.texts(tokens)
-        total = self.embeddings.new_zeros(len(tokens), dtype=torch.float64)
-        for control, weight in self.controls.items():
+        total = widened(self.embeddings.new_zeros(len(tokens)))
+        for control, weight, *_ in self._weighted:
             if weight:  # 0 · (-inf) is no number
-                scores = _checked(control, control.log_prob(tokens, texts), total)
-                total = total + weight * scores.clamp(min=self._least)
+                scores = _one_score_each(control, control.log_prob(tokens, texts), total)
+                total = total + weight * scores.clamp(min=self._lowest_score)
         return total
 
     def _steered(
-        self, tokens: Tensor, of_model: Callable[[Tensor], tuple[Tensor, Tensor]], name: str
+        self, tokens: Tensor, steer_model: Callable[[Tensor], tuple[Tensor, Tensor]], steering: list[Steering | None]
     ) -> tuple[Tensor, Tensor]:
-        total, field = of_model(tokens)
-        total, texts = total.double(), self.texts(tokens)
-        for control, weight in self.controls.items():
+        total, field = steer_model(tokens)
+        total, texts = widened(total), self.texts(tokens)
+        for (control, weight, *_), steer in zip(self._weighted, steering, strict=True):
             if not weight:
                 continue
-            steering: Any = getattr(control, name, None)
-            if steering is None:
-                found = control.log_prob(tokens, texts)
+            if steer is None:
+                scores = control.log_prob(tokens, texts)
             else:
-                found, own = steering(tokens, texts)
-                field = field + weight * own.to(field)
-            total = total + weight * _checked(control, found, total)
+                scores, slope = steer(tokens, texts)
+                field = field + weight * slope.to(field)
+            total = total + weight * _one_score_each(control, scores, total)
         return total, field
 
 
-def _checked(control: Control, scores: object, like: Float[Tensor, " chain"]) -> Float[Tensor, " chain"]:
+def _weighted(control: Control, weight: object, model: LanguageModel) -> _Weighted:
+    if not isinstance(control, Control):
+        raise SamplingError(
+            f"{control!r} is not a control: it needs a `name` and `log_prob(tokens, texts)`; "
+            "wrap a function of the text in sv.controls.Predicate"
+        )
+    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 <= weight < math.inf:
+        raise SamplingError(f"the weight of {control.name} is {weight!r}; give a number ≥ 0, for example 1.0")
+    refuse_misspelt(control, CONTROL_ABILITIES, "control")
+    bind: Any = getattr(control, "bind", None)
+    bound_control: Any = control if bind is None else bind(model)
+    return _Weighted(
+        bound_control,
+        float(weight),
+        float(getattr(bound_control, "bound", 0.0)),
+        getattr(bound_control, "log_prob_and_guide", None),
+        getattr(bound_control, "log_prob_and_grad", None),
+    )
+
+
+def _one_score_each(control: Control, scores: object, like: Float[Tensor, " chain"]) -> Float[Tensor, " chain"]:
     """One number for each text, or an error that names the control."""
     if not isinstance(scores, Tensor) or scores.shape != like.shape:
         found = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__

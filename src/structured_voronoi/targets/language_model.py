@@ -8,8 +8,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from structured_voronoi.base import Redrawn, SamplingError, inverse_cdf
+from structured_voronoi.contracts import Choose, Redrawn
+from structured_voronoi.errors import SamplingError
+from structured_voronoi.geometry.cells import working_dtype
 from structured_voronoi.models.loading import head, hidden_states, load_model
+from structured_voronoi.streams import BLOCK, MEMORY, block_rows
+
+HALF_PRECISION = (torch.float16, torch.bfloat16)
 
 
 class LanguageModel:
@@ -17,8 +22,11 @@ class LanguageModel:
 
     Tokens that are not allowed have logits of -inf at every sampled position, so that without suffix and ``ends`` this
     is a normalised autoregressive model, and ancestral sampling is its truth. The suffix and the end are scored by the
-    unmasked model. The geometry is the output table; with tied embeddings that is the input table too.
+    unmasked model. The geometry is the output table; with tied embeddings that is the input table too. Logits of the
+    whole vocabulary are held for as many places at a time as ``memory`` bytes have room for.
     """
+
+    masks_itself = True
 
     def __init__(
         self,
@@ -29,8 +37,9 @@ class LanguageModel:
         suffix: str = "",
         ends: bool = False,
         allowed: list[int] | None = None,
+        memory: int = MEMORY,
     ) -> None:
-        self.model, self.tokenizer = model, tokenizer
+        self.model, self.tokenizer, self.memory = model, tokenizer, memory
         self.length, self.ends, self.prompt, self.suffix = length, ends, prompt, suffix
         self.device = model.device
         self.embeddings: Float[Tensor, "token d"] = model.get_output_embeddings().weight.detach()
@@ -67,14 +76,14 @@ class LanguageModel:
 
     @torch.no_grad()
     def log_prob(self, tokens: Int[Tensor, "chain n"]) -> Float[Tensor, " chain"]:
-        scored, after = self._scores(hidden_states(self.model, self._ids(tokens)), tokens)
+        scored, after = self._scores(tokens)
         return scored.sum(-1) + after
 
     @torch.no_grad()
     def log_prob_and_guide(self, tokens: Int[Tensor, "chain n"]) -> tuple[Tensor, Tensor]:
         """Also the hidden state that predicts each token: the part of the gradient that needs no backward pass."""
         hidden = hidden_states(self.model, self._ids(tokens))
-        scored, after = self._scores(hidden, tokens)
+        scored, after = self._scores(tokens, hidden)
         return scored.sum(-1) + after, self._predicting(hidden)
 
     def log_prob_and_grad(self, tokens: Int[Tensor, "chain n"]) -> tuple[Tensor, Tensor]:
@@ -82,23 +91,29 @@ class LanguageModel:
 
         Where input and output tables differ, the input part is brought into the output table's space by least squares.
         """
+        parts = [self._grad_of_rows(tokens[rows]) for rows in self._row_slices(len(tokens), self._graph_bytes)]
+        log_prob, gradient = (torch.cat(column) for column in zip(*parts, strict=True))
+        return log_prob, gradient
+
+    def _grad_of_rows(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         table = self.model.get_input_embeddings()
         with torch.enable_grad():
             embeds = table(self._ids(tokens)).detach().requires_grad_()
             hidden = hidden_states(self.model, embeds=embeds)
-            scored, after = self._scores(hidden, tokens)
-            total = scored.sum(-1) + after
-            (gradient,) = torch.autograd.grad(total.sum(), embeds)
+            with torch.no_grad():
+                scored, after = self._scores(tokens, hidden)
+                slope = self._slope(tokens, hidden)
+            (gradient,) = torch.autograd.grad(hidden, embeds, slope)
         start = len(self._before)
         as_input = gradient[:, start : start + self.length]
-        if self._input_map is not None:
-            as_input = as_input @ self._input_map.T
-        return total.detach(), self._predicting(hidden).detach() + as_input
+        if self.input_map is not None:
+            as_input = as_input @ self.input_map.T
+        return scored.sum(-1) + after, self._predicting(hidden).detach() + as_input
 
     @torch.no_grad()
     def token_log_probs(self, tokens: Int[Tensor, "chain n"]) -> Float[Tensor, "chain n"]:
         """log p of each token given those before it."""
-        return self._scores(hidden_states(self.model, self._ids(tokens)), tokens)[0]
+        return self._scores(tokens)[0]
 
     @property
     def normalised(self) -> bool:
@@ -112,12 +127,12 @@ class LanguageModel:
         return self._masked(head(self.model, hidden)).log_softmax(-1)
 
     @torch.no_grad()
-    def redraw(
-        self, tokens: Int[Tensor, "chain n"], start: int, stop: int, levels: Float[Tensor, "chain count"]
-    ) -> Redrawn:
+    def redraw(self, tokens: Int[Tensor, "chain n"], start: int, stop: int, choose: Choose) -> Redrawn:
         """Redraw positions ``start`` to ``stop`` from the model given what stands before them, and score what follows.
 
-        Keys and values are kept, so every position goes through the model once, as in one evaluation.
+        Keys and values are kept, so every position goes through the model once, as in one evaluation. In half precision
+        that rounds otherwise than one pass over the whole text does, and the text is scored once more by such a pass, so
+        that a chain compares energies of one kind only.
         """
         tokens, log_probs, cache = tokens.clone(), [], None
         ids = torch.cat([self._before.expand(len(tokens), -1), tokens[:, :start]], dim=-1)
@@ -125,9 +140,12 @@ class LanguageModel:
             out = self.model.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
             cache = out.past_key_values
             scores = self._masked(head(self.model, out.last_hidden_state[:, -1])).log_softmax(-1)
-            tokens[:, n] = inverse_cdf(scores, levels[:, n - start])
+            tokens[:, n] = choose(n, scores)
             ids = tokens[:, n : n + 1]
             log_probs.append(scores.gather(-1, ids))
+        if self.embeddings.dtype in HALF_PRECISION:
+            scored, after_text = self._scores(tokens)
+            return Redrawn(tokens, scored[:, start:], after_text)
         after = self._after.expand(len(tokens), -1)
         following = torch.cat([tokens[:, stop:], after], dim=-1)
         if not following.shape[1]:
@@ -135,10 +153,9 @@ class LanguageModel:
         ids = torch.cat([ids, following[:, :-1]], dim=-1)
         hidden = self.model.base_model(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
         count = self.length - stop
-        log_probs.append(self._picked(self._masked(head(self.model, hidden[:, :count])), tokens[:, stop:]))
-        return Redrawn(
-            tokens, torch.cat(log_probs, dim=-1), self._picked(head(self.model, hidden[:, count:]), after).sum(-1)
-        )
+        log_probs.append(self._picked(hidden[:, :count], tokens[:, stop:]))
+        rest = self._picked(hidden[:, count:], after, masked=False).sum(-1)
+        return Redrawn(tokens, torch.cat(log_probs, dim=-1), rest)
 
     def _ids(self, tokens: Tensor) -> Tensor:
         rows = len(tokens)
@@ -149,25 +166,66 @@ class LanguageModel:
         start = len(self._before) - 1
         return hidden[:, start : start + self.length]
 
-    def _scores(self, hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def _predicting_after(self, hidden: Tensor) -> Tensor:
+        """The hidden states from which what stands on the right is predicted."""
+        start = len(self._before) + self.length - 1
+        return hidden[:, start : start + len(self._after)]
+
+    def _scores(self, tokens: Tensor, hidden: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """log p of each token, and of all that stands on the right."""
-        scored = self._picked(self._masked(head(self.model, self._predicting(hidden))), tokens)
+        if hidden is None:
+            hidden = hidden_states(self.model, self._ids(tokens))
+        scored = self._picked(self._predicting(hidden), tokens)
         if not len(self._after):
             return scored, torch.zeros_like(scored[:, 0])
-        start = len(self._before) + self.length - 1
-        logits = head(self.model, hidden[:, start : start + len(self._after)])
-        return scored, self._picked(logits, self._after.expand(len(tokens), -1)).sum(-1)
+        after = self._after.expand(len(tokens), -1)
+        return scored, self._picked(self._predicting_after(hidden), after, masked=False).sum(-1)
 
-    @staticmethod
-    def _picked(logits: Tensor, ids: Tensor) -> Float[Tensor, "chain place"]:
-        """log p of these tokens."""
-        return logits.log_softmax(-1).gather(-1, ids[..., None]).squeeze(-1)
+    def _picked(self, hidden: Tensor, ids: Tensor, masked: bool = True) -> Float[Tensor, "chain place"]:
+        """log p of these tokens, from the hidden states that predict them; all tokens' logits of some rows at a time."""
+        rows, chosen = hidden.flatten(0, 1), ids.flatten()[:, None]
+        size = block_rows(len(self.embeddings) * 4 * 3, self.memory)
+        parts = []
+        for i in range(0, max(1, len(rows)), size):
+            logits = head(self.model, rows[i : i + size])
+            log_probs = (self._masked(logits) if masked else logits).log_softmax(-1)
+            parts.append(log_probs.gather(-1, chosen[i : i + size]))
+        return torch.cat(parts).view(ids.shape)
+
+    def _slope(self, tokens: Tensor, hidden: Tensor) -> Float[Tensor, "chain place d"]:
+        """The gradient of log p(m) at the last hidden states: v_w - Σ_j p_j v_j where each token w is predicted."""
+        slope, table = torch.zeros_like(hidden), self.embeddings.to(working_dtype(self.embeddings))
+        predicted = [(self._predicting, tokens, True)]
+        if len(self._after):
+            predicted.append((self._predicting_after, self._after.expand(len(tokens), -1), False))
+        for part, ids, masked in predicted:
+            rows, chosen = part(hidden).flatten(0, 1), ids.flatten()
+            size = block_rows(len(self.embeddings) * 4 * 3, self.memory)
+            for_rows = []
+            for i in range(0, len(rows), size):
+                logits = head(self.model, rows[i : i + size])
+                p = (self._masked(logits) if masked else logits).softmax(-1)
+                for_rows.append(table[chosen[i : i + size]] - p.to(table) @ table)
+            part(slope)[:] += torch.cat(for_rows).view(*ids.shape, -1).to(slope)
+        return slope
 
     def _masked(self, logits: Tensor) -> Tensor:
         return logits.masked_fill(~self.allowed, -torch.inf)
 
+    def _row_slices(self, rows: int, bytes_each: int) -> list[slice]:
+        """Blocks of rows that stay within the memory bound, in whole multiples of 8."""
+        size = max(BLOCK, block_rows(bytes_each, self.memory))
+        return [slice(i, i + size) for i in range(0, rows, size)]
+
     @property
-    def _input_map(self) -> Tensor | None:
+    def _graph_bytes(self) -> int:
+        """Roughly what the backward pass of one row keeps: some twenty numbers a layer, place and dimension."""
+        config = self.model.config
+        places = len(self._before) + self.length + len(self._after)
+        return int(20 * config.num_hidden_layers * config.hidden_size * places * self.embeddings.element_size())
+
+    @property
+    def input_map(self) -> Float[Tensor, "d d"] | None:
         """A with input table ≈ output table · A, or None where they are one."""
         table_in, table_out = self.model.get_input_embeddings().weight, self.embeddings
         if table_in.data_ptr() == table_out.data_ptr():

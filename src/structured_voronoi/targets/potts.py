@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.base import SamplingError
+from structured_voronoi.errors import SamplingError
 
 ENUMERABLE = 2**20
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.base import SamplingError
+from structured_voronoi.errors import SamplingError
 
 
 class TabularTarget:

@@ -1,0 +1,59 @@
+"""The command `svs`, one file a command. They are imported when called, so that `svs --help` answers at once."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+
+from cyclopts import App, CycloptsError, Parameter
+
+app = App(
+    name="svs",
+    help="""Draw samples under control, and prove that they follow the distribution they should.
+
+    Start with `svs sample`, which draws texts from the bundled language model, `svs verify`, which checks every sampler
+    against known truth, or `svs reproduce toy`, which draws the paper's toy figures into ./results.""",
+    version_flags=["--version"],
+    suppress_keyboard_interrupt=False,
+    default_parameter=Parameter(negative=()),
+)
+train = App(name="train", help="Train models of your own.")
+app.command("structured_voronoi.cli.sample:sample", name="sample")
+app.command(train)
+train.command("structured_voronoi.cli.train:train_lm", name="lm")
+train.command("structured_voronoi.cli.train:train_classifier", name="classifier")
+app.command("structured_voronoi.cli.reproduce:reproduce", name="reproduce")
+app.command("structured_voronoi.cli.verify:verify", name="verify")
+app.command("structured_voronoi.cli.ls:ls", name="ls")
+
+
+def run(words: list[str], debug: bool = False) -> int:
+    """Run a command: 0 for success, 1 for a failed check, 2 for a mistake in what was asked, 130 on Ctrl-C."""
+    try:
+        return app(words, exit_on_error=False, print_error=False, result_action="return_value") or 0
+    except KeyboardInterrupt:
+        print("svs: interrupted", file=sys.stderr)
+        return 130
+    except CycloptsError as error:
+        print(f"svs: {' '.join(str(error).split())} See `svs --help`.", file=sys.stderr)
+        return 2
+    except Exception as error:
+        from structured_voronoi.errors import SamplingError
+
+        if debug or not isinstance(error, SamplingError):
+            raise
+        print(f"svs: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+
+
+def main() -> None:
+    """Run the command that was typed."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait in vain would slow a busy machine down
+    gc.set_threshold(100_000)  # collecting garbage amid the imports of thousands of modules takes a second
+    words = [word for word in sys.argv[1:] if word != "--debug"]
+    try:
+        sys.exit(run(words, debug=len(words) < len(sys.argv) - 1))
+    except BrokenPipeError:  # the reader, `head` for example, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)

@@ -1,0 +1,106 @@
+"""`svs sample`: texts from a language model, under control if asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from structured_voronoi.errors import SamplingError, check_seed
+from structured_voronoi.run.presets import TEXT_SAMPLERS, TEXT_SCALE, check_sampler_name, plan_texts
+
+if TYPE_CHECKING:
+    from structured_voronoi.contracts import Control
+    from structured_voronoi.run.texts import Batch
+
+
+def sample(
+    *,
+    model: Annotated[str, Parameter(help="`bundled`, a Hugging Face hub name, a folder, or a .gguf file.")] = "bundled",
+    prompt: Annotated[str, Parameter(help="Text on the left.")] = "",
+    suffix: Annotated[str, Parameter(help="Text on the right: the model fills the gap.")] = "",
+    length: Annotated[int, Parameter(help="Tokens of each text.")] = 20,
+    ends: Annotated[bool, Parameter(help="Complete texts: weigh by the probability of the end.")] = False,
+    n: Annotated[int, Parameter(name="-n", help="Texts, each from a chain of its own.")] = 8,
+    sampler: Annotated[str, Parameter(help=f"One of {', '.join(TEXT_SAMPLERS)}.")] = "svs+refresh",
+    scale: Annotated[
+        float | Literal["auto"],
+        Parameter(help="Width of SVS in nearest-neighbour distances; `auto` tunes it on pilot chains."),
+    ] = TEXT_SCALE,
+    warmup: Annotated[
+        int | None,
+        Parameter(help="Steps of each chain before its text: none where chains start at the truth, else 100."),
+    ] = None,
+    thin: Annotated[int, Parameter(help="Further steps to the text.")] = 1,
+    start: Annotated[Literal["ancestral", "random"], Parameter(help="Where chains start.")] = "ancestral",
+    seed: Annotated[int, Parameter(help="Seed of all random streams.")] = 0,
+    control: Annotated[
+        list[str] | None,
+        Parameter(
+            help="What texts must be; repeatable. food=Italian (see `svs ls`), keyword=river, regex=^The, "
+            "./folder=label, module:function, or `not keyword=river`; a weight may follow: food=Italian@1.5."
+        ),
+    ] = None,
+    out: Annotated[Path | None, Parameter(help="JSONL file, one line a text.")] = None,
+    device: Annotated[str, Parameter(help="cpu, cuda, …")] = "cpu",
+    dtype: Annotated[str, Parameter(help="float32, float64, bfloat16 or float16.")] = "float32",
+) -> int:
+    """Draw texts from a language model, under control if you like; they appear as they come.
+
+    Example: svs sample -n 4 --length 24 --prompt "Near the old bridge" --control food=Italian --out texts.jsonl
+    """
+    for name, value, least in (("-n", n, 1), ("--warmup", warmup or 0, 0), ("--thin", thin, 1)):
+        if value < least:
+            raise SamplingError(f"{name} {value} is too small; use {least} or more")
+    check_seed(seed)
+    check_sampler_name(sampler)
+    controls: dict[Control, float] = {}
+    if control:
+        from structured_voronoi.controls.parsing import parse_control
+
+        controls = dict(parse_control(written, device) for written in control)
+    _check_writable(out)
+
+    from structured_voronoi.run.texts import closing_line, draw_texts
+    from structured_voronoi.targets.controlled import Controlled
+    from structured_voronoi.targets.language_model import LanguageModel
+
+    language_model = LanguageModel.load(
+        model, prompt=prompt, length=length, suffix=suffix, ends=ends, device=device, dtype=dtype
+    )
+    target = Controlled(language_model, controls) if controls else language_model
+    left_out = ", ".join(f"{count} {why}" for why, count in language_model.excluded.items() if count)
+    print(f"svs: tokens left out: {left_out or 'none'}", file=sys.stderr)
+    plan = plan_texts(target, sampler, scale=scale, warmup=warmup, thin=thin, start=start, seed=seed)
+    if plan.reason:
+        print(f"svs: {plan.reason}", file=sys.stderr)
+    batches: list[Batch] = []
+    with contextlib.ExitStack() as stack:
+        for batch in draw_texts(target, plan, n, seed, start, progress=True):
+            if out is not None and not batches:  # what is in the file stays until there is something to write
+                file = stack.enter_context(out.open("w", encoding="utf-8"))
+            batches.append(batch)
+            for text in batch.texts:
+                print(text.text, flush=True)
+                if out is not None:
+                    file.write(json.dumps(text.line(), ensure_ascii=False, allow_nan=False) + "\n")
+                    file.flush()
+    print(f"svs: {closing_line(batches, plan, length)}", file=sys.stderr)
+    return 0
+
+
+def _check_writable(path: Path | None) -> None:
+    """Can the file be written? Asked before the long work, which leaves it as it is."""
+    if path is None:
+        return
+    is_new = not path.exists()
+    try:
+        path.open("a").close()
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise SamplingError(f"--out {path} cannot be written ({error.strerror}); choose another file") from error

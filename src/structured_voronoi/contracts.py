@@ -1,0 +1,241 @@
+"""The contracts of the package: what a target, a control and a sampler are, and what a step reports.
+
+All are protocols: any object with these attributes will do, there is no base class to inherit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from structured_voronoi.streams import Rng
+
+Guidance = Literal["forward", "full", "none"]
+"""Which field steers: the target's cheap guide (else its gradient), its full gradient, or none."""
+
+
+class Target(Protocol):
+    """An unnormalised distribution p(m) ∝ exp(log_prob(m)) over sequences of N embedded tokens.
+
+    Optional, used when present:
+
+    * ``log_prob_and_grad(tokens) -> (log_prob, (chains, N, d))``: also its gradient at the embeddings;
+    * ``guide(tokens) -> (chains, N, d)``: a steering field that is cheaper than the gradient;
+      ``log_prob_and_guide(tokens)`` gives both from one evaluation;
+    * ``allowed``, bool (M,): the tokens that may be sampled;
+    * ``box``, a number: every coordinate of x lies in [-box, box] (the paper's compact set K);
+    * ``relaxed_target()``: the same target with impossible states merely improbable, along which starts are searched;
+    * ``why_impossible(tokens) -> str``: what makes these states impossible, for the error when no start is found.
+    """
+
+    @property
+    def embeddings(self) -> Float[Tensor, "token d"]: ...
+    @property
+    def length(self) -> int: ...
+    def log_prob(self, tokens: Int[Tensor, "chain n"]) -> Float[Tensor, " chain"]: ...
+
+
+@runtime_checkable
+class Enumerable(Target, Protocol):
+    """A target so small that every state can be listed: its truth is known."""
+
+    def support(self) -> Int[Tensor, "state n"]: ...
+    def probabilities(self) -> Float[Tensor, " state"]: ...
+
+
+@runtime_checkable
+class Autoregressive(Target, Protocol):
+    """A target that knows each token's distribution given those before it: what redrawing moves need.
+
+    Optional, used when present:
+
+    * ``redraw(tokens, start, stop, choose) -> Redrawn``: a range of positions redrawn at the cost of one evaluation;
+    * ``token_log_probs(tokens) -> (chains, N)``: log p of each token given those before it;
+    * ``masks_itself``: True if ``conditionals`` leave out tokens that are not ``allowed``; otherwise that is seen to;
+    * ``normalised``: False where ``log_prob`` is not the sum of the tokens' log-probabilities;
+    * ``log_bound``, a number: log_prob never exceeds that sum by more; rejection needs it;
+    * ``why_above_bound(tokens) -> str``: what exceeds the bound, for the error when something does;
+    * ``temperature``, if not 1: redraws are refused, as the conditionals of p^(1/T) are not those of p.
+    """
+
+    def conditionals(self, tokens: Int[Tensor, "chain n"], start: int) -> Float[Tensor, "chain rest token"]: ...
+
+
+TARGET_ABILITIES = {
+    "log_prob_and_grad": "method",
+    "guide": "method",
+    "log_prob_and_guide": "method",
+    "allowed": "value",
+    "box": "value",
+    "relaxed_target": "method",
+    "why_impossible": "method",
+    "conditionals": "method",
+    "redraw": "method",
+    "token_log_probs": "method",
+    "masks_itself": "value",
+    "normalised": "value",
+    "log_bound": "value",
+    "why_above_bound": "method",
+    "temperature": "value",
+}
+"""The optional attributes of targets and what they are; an attribute with almost such a name is a mistake."""
+
+Choose = Callable[[int, Float[Tensor, "chain token"]], Int[Tensor, " chain"]]
+"""(position, log-probabilities of its tokens) -> the token of each chain."""
+
+
+class Redrawn(NamedTuple):
+    """Tokens of which a range was drawn from the model given those before it, and how probable all that follows is."""
+
+    tokens: Int[Tensor, "chain n"]
+    log_probs: Float[Tensor, "chain rest"]
+    """log p of each token from the start of the range given those before it."""
+    log_rest: Float[Tensor, " chain"]
+    """What log p(m) holds besides the log-probabilities of all N tokens: suffix, end, controls."""
+
+
+@runtime_checkable
+class Control(Protocol):
+    """What a text must be: log p(t | m), or any log-score, of each text.
+
+    Optional, used when present:
+
+    * ``log_prob_and_grad(tokens, texts) -> (log_prob, (chains, N, d))``: also its gradient at the embeddings;
+    * ``log_prob_and_guide(tokens, texts)``: the same without a backward pass through the language model;
+    * ``bind(model) -> Control``: the control made ready for a language model, or an error if it does not fit;
+    * ``bound``, a number: scores never exceed it, so that rejection is possible; 0 if absent.
+    """
+
+    @property
+    def name(self) -> str:
+        """Unique within a target: the key of its column."""
+
+    def log_prob(self, tokens: Int[Tensor, "chain n"], texts: list[str]) -> Float[Tensor, " chain"]: ...
+
+
+CONTROL_ABILITIES = {
+    "log_prob_and_grad": "method",
+    "log_prob_and_guide": "method",
+    "bind": "method",
+    "bound": "value",
+}
+
+BOUND_TOLERANCE = 1e-4
+"""By how much rounding may lift a score above its bound."""
+
+
+class Info(NamedTuple):
+    """What a reader of the run wants to know about one step of every chain.
+
+    Over the steps of one thinned draw counts are added up and flags are or-ed; what describes the state is kept from
+    the last step.
+    """
+
+    energy: Float[Tensor, " chain"]
+    """U(m) = -log p(m) of the state the step ended in."""
+    evaluations: Int[Tensor, " chain"]
+    """How often the target was evaluated at a state other than the current one."""
+    gradients: Int[Tensor, " chain"]
+    """How many of those evaluations also took a steering field."""
+    events: Int[Tensor, " chain"]
+    """Proposals met: walls or gates for SVS, proposed changes of cell for the other samplers."""
+    swaps: Int[Tensor, " chain"]
+    """Positions whose token is another one than before the step."""
+    reflections: Int[Tensor, " chain"]
+    """Walls that reflected, the box included."""
+    diverging: Bool[Tensor, " chain"]
+    """The trajectory was abandoned (too many events); the chain stayed where it was."""
+    nonfinite: Int[Tensor, " chain"]
+    """Proposals whose energy was not finite; they count as impossible."""
+    crossings: Int[Tensor, " chain"] | None = None
+    """SVS: crossings that changed the token, some of them back again."""
+    log_mass: Float[Tensor, " chain"] | None = None
+    """Closed cells: log of the estimated mass of the cell the step ended in."""
+    unreliable: Bool[Tensor, " chain"] | None = None
+    """Closed cells: that mass comes from fewer than 50 counts at some position."""
+    redraws: Int[Tensor, " chain"] | None = None
+    """Refresh: blocks redrawn."""
+    refreshed: Int[Tensor, " chain"] | None = None
+    """Refresh: blocks redrawn and accepted."""
+
+
+STATE_FIELDS = ("energy", "log_mass", "unreliable")
+"""Fields of Info that describe the state a step ended in, rather than the step."""
+
+
+def blank_info(energy: Float[Tensor, " chain"]) -> Info:
+    """The report of a step in which nothing happened: the starting point for every sampler's counts."""
+    zero = torch.zeros(len(energy), dtype=torch.int64, device=energy.device)
+    return Info(energy, zero, zero, zero, zero, zero, zero.bool(), zero)
+
+
+def merge_infos(earlier: Info, later: Info) -> Info:
+    """The report of two steps: counts are added, flags or-ed, and what describes the state is the later one's."""
+    merged = {}
+    for name, value in later._asdict().items():
+        before = getattr(earlier, name)
+        if name in STATE_FIELDS or before is None or value is None:
+            merged[name] = before if value is None else value
+        else:
+            merged[name] = before | value if value.dtype == torch.bool else before + value
+    return type(later)(**merged)
+
+
+Start = Literal["random", "ancestral"] | Int[Tensor, "chain n"] | None
+
+
+class Synchronised(NamedTuple):
+    """A sampler's state after another sampler has moved the tokens, and what that took of each chain."""
+
+    state: Any
+    evaluations: Int[Tensor, " chain"]
+    gradients: Int[Tensor, " chain"]
+
+
+class Sampler(Protocol):
+    """An immutable settings object. All chains advance together as one batch.
+
+    State is a NamedTuple that holds what the next step needs, ``tokens`` (chains, N) among it. ``target`` is the bound
+    problem (structured_voronoi.problem), which has all attributes of the user's target.
+
+    Optional, used when present:
+
+    * ``tuned(target, seed, start) -> Sampler``: the same with settings found on pilot chains;
+    * ``independent``, True where every step is a draw of its own, so that no warm-up is needed;
+    * ``synchronise(target, rng, state, tokens, energy) -> Synchronised``: the state after another sampler has moved the
+      tokens; `Cycle` needs it, and a state with ``energy`` (chains,).
+    """
+
+    def init(self, target: Any, rng: Rng, start: Start) -> Any: ...
+    def step(self, target: Any, rng: Rng, state: Any) -> tuple[Any, Info]: ...
+
+
+def is_independent(sampler: Sampler) -> bool:
+    """Is every step a draw of its own?"""
+    return bool(getattr(sampler, "independent", False))
+
+
+def tune(sampler: Sampler, target: Any, seed: int, start: Start = None) -> Sampler:
+    """The sampler with the settings that its pilot chains find, if it has any to find."""
+    tuned: Callable[..., Sampler] | None = getattr(sampler, "tuned", None)
+    return sampler if tuned is None else tuned(target, seed, start)
+
+
+class Chains(Iterator[tuple[Any, Info]]):
+    """The chains of a sampler as they advance: an endless iterator over (state, info), and the state they are in.
+
+    Every run is such a loop: `sample`, texts, pilots, experiments and verification.
+    """
+
+    def __init__(self, sampler: Sampler, target: Any, rng: Rng, start: Start = None) -> None:
+        self.sampler, self.target, self.rng = sampler, target, rng
+        self.state = sampler.init(target, rng, start)
+
+    def __next__(self) -> tuple[Any, Info]:
+        self.state, info = self.sampler.step(self.target, self.rng, self.state)
+        return self.state, info

@@ -1,0 +1,55 @@
+"""What a trained classifier says of texts: their tokens, its logits, the most probable labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from structured_voronoi.errors import SamplingError
+from structured_voronoi.models.batches import padded
+from structured_voronoi.models.classifiers import ClassifierRecipe, first_token, load_classifier, states_of
+from structured_voronoi.models.loading import Loaded
+
+
+def predicted_labels(folder: Path, loaded: Loaded, texts: list[str], cut: int | None = None) -> list[str]:
+    """The most probable label of each text, or of its first ``cut`` tokens."""
+    network, config = load_classifier(folder)
+    ids = encode_texts(texts, loaded, ClassifierRecipe(**config["recipe"]))
+    return most_probable_labels(network, config["classifier"], config["labels"], loaded, [row[:cut] for row in ids])
+
+
+@torch.no_grad()
+def most_probable_labels(network: nn.Module, kind: str, labels: list[str], loaded: Loaded, rows: list[list[int]]) -> list[str]:
+    """The most probable label of each row of tokens."""
+    found: list[str] = []
+    for begin in range(0, len(rows), 64):
+        places = network_logits(network, kind, loaded, rows[begin : begin + 64]).argmax(-1)
+        found += [labels[place] for place in places.tolist()]
+    return found
+
+
+def text_limit(loaded: Loaded, recipe: ClassifierRecipe) -> int:
+    """How many tokens the language model takes in, after the one that a text begins with."""
+    context: int = getattr(loaded.model.config, "max_position_embeddings", None) or recipe.longest + 1
+    return min(recipe.longest, context - 1)
+
+
+def encode_texts(texts: list[str], loaded: Loaded, recipe: ClassifierRecipe) -> list[list[int]]:
+    """The tokens of every text, cut to what the language model takes in."""
+    rows: list[list[int]] = loaded.tokenizer(texts, add_special_tokens=False)["input_ids"]
+    empty = [text for text, row in zip(texts, rows, strict=True) if not row]
+    if empty:
+        raise SamplingError(f"the text {empty[0]!r} has no tokens; leave out empty texts")
+    return [row[: text_limit(loaded, recipe)] for row in rows]
+
+
+def network_logits(network: nn.Module, kind: str, loaded: Loaded, rows: list[list[int]]) -> Float[Tensor, "row label"]:
+    """The network's answers to texts of different lengths."""
+    tokens, lengths = padded(rows, loaded.model.device)
+    with torch.no_grad():
+        states = states_of(kind, loaded.model, first_token(kind, loaded.tokenizer), tokens)
+    logits: Tensor = network(states.float(), lengths + (kind == "probe"))  # it also reads what a text begins with
+    return logits

@@ -1,0 +1,256 @@
+"""Where tokens come from: an autoregressive target redraws them, and chains find their first state."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from structured_voronoi.contracts import BOUND_TOLERANCE, Choose, Guidance, Redrawn, Start
+from structured_voronoi.errors import NoBoundError, NoStartError, SamplingError, did_you_mean
+from structured_voronoi.problem.problem import Evaluation, Problem, bind
+from structured_voronoi.streams import Rng, block_rows, in_blocks, inverse_cdf, widened
+
+BLIND_TRIES, RELAXED_TRIES = 500, 1500
+"""Draws of each chain that needs a start of finite energy; redraws along the relaxed target, if there is one."""
+RESTART = 40
+"""Redraws after which a chain without a start begins anew."""
+
+
+def check_autoregressive(problem: Problem, who: str) -> None:
+    """Refuse a target whose tokens cannot be redrawn."""
+    if not problem.is_autoregressive:
+        raise SamplingError(
+            f"{who} needs a target with `conditionals(tokens, start)`, a language model for example, and "
+            f"{problem.name} has none; use another sampler or start"
+        )
+    if problem.temperature != 1.0:  # the conditionals of p^(1/T) are not those of p
+        raise SamplingError(
+            f"{who} does not know temperatures, and this target has {problem.temperature}; use SVS alone"
+        )
+
+
+def redraw(
+    problem: Problem,
+    tokens: Int[Tensor, "chain n"],
+    start: int,
+    stop: int,
+    levels: Float[Tensor, "chain count"],
+) -> Redrawn:
+    """The tokens with positions ``start`` to ``stop`` drawn given those before them, each at its level."""
+
+    def redraw_block(tokens: Tensor, levels: Tensor) -> Redrawn:
+        return redraw_by(problem, tokens, start, stop, lambda n, scores: inverse_cdf(scores, levels[:, n - start]))
+
+    return Redrawn(*in_blocks(redraw_block, tokens, levels, rows_at_a_time=rows_to_redraw(problem)))
+
+
+def rows_to_redraw(problem: Problem) -> int:
+    """How many rows can be redrawn at a time: a few numbers are kept for each row and token of the vocabulary."""
+    return block_rows(3 * 8 * len(problem.embeddings), problem.memory)
+
+
+def redraw_by(problem: Problem, tokens: Int[Tensor, "chain n"], start: int, stop: int, choose: Choose) -> Redrawn:
+    """The tokens with positions ``start`` to ``stop`` chosen in turn, from their probabilities given those before."""
+    if problem.own_redraw is not None and not problem.masks:
+        redrawn: Redrawn = problem.own_redraw(tokens, start, stop, choose)
+        return redrawn
+    tokens = tokens.clone()
+    for n in range(start, stop):
+        tokens[:, n] = choose(n, _allowed_conditionals(problem, tokens, n)[:, 0])
+    log_probs = token_log_probs(problem, tokens)
+    return Redrawn(tokens, log_probs[:, start:], problem.target.log_prob(tokens) - log_probs.sum(-1))
+
+
+def token_log_probs(problem: Problem, tokens: Int[Tensor, "chain n"]) -> Float[Tensor, "chain n"]:
+    """log p of each token given those before it, among the allowed ones."""
+
+    def score_block(block: Tensor) -> Tensor:
+        if problem.own_token_log_probs is not None and not problem.masks:
+            own: Tensor = problem.own_token_log_probs(block)
+            return own
+        return _allowed_conditionals(problem, block, 0).gather(-1, block[..., None]).squeeze(-1)
+
+    rows = None
+    if problem.own_token_log_probs is None or problem.masks:
+        rows = block_rows(3 * 8 * problem.length * len(problem.embeddings), problem.memory)
+    scored: Tensor = in_blocks(score_block, tokens, rows_at_a_time=rows)
+    return scored
+
+
+def _allowed_conditionals(problem: Problem, tokens: Tensor, start: int) -> Float[Tensor, "chain rest token"]:
+    """The target's conditionals, renormalised over the allowed tokens where it does not do so itself.
+
+    What that changes counts as part of the rest of log p(m), so that redraws stay exact for p restricted to them.
+    """
+    log_probs: Tensor = problem.target.conditionals(tokens, start)  # type: ignore[attr-defined]
+    if problem.masks:
+        assert problem.allowed is not None
+        log_probs = log_probs.masked_fill(~problem.allowed.to(log_probs.device), -torch.inf).log_softmax(-1)
+    return log_probs
+
+
+def _log_allowed_mass(problem: Problem, tokens: Int[Tensor, "row n"]) -> Float[Tensor, " row"]:
+    """log of the probability that the model, given each prefix of the tokens, goes on with an allowed token."""
+    assert problem.allowed is not None
+    allowed = problem.allowed.to(problem.device)
+
+    def mass_of_block(block: Tensor) -> Tensor:
+        log_probs: Tensor = problem.target.conditionals(block, 0)  # type: ignore[attr-defined]
+        return widened(log_probs).masked_fill(~allowed, -torch.inf).logsumexp(-1).sum(-1)
+
+    rows = block_rows(3 * 8 * problem.length * len(problem.embeddings), problem.memory)
+    mass: Tensor = in_blocks(mass_of_block, tokens, rows_at_a_time=rows)
+    return mass
+
+
+def draw_all(problem: Problem, levels: Float[Tensor, "chain n"], who: str) -> Redrawn:
+    """Every token of every row drawn given those before it, for ``who`` needs them."""
+    check_autoregressive(problem, who)
+    blank = problem.allowed_tokens[:1].expand(levels.shape).clone()
+    return redraw(problem, blank, 0, problem.length, levels)
+
+
+def ancestral_draw(problem: Problem, rng: Rng, who: str = "an ancestral start") -> Redrawn:
+    """Independent draws from an autoregressive target, one a chain."""
+    return draw_all(problem, rng.uniform(problem.length), who)
+
+
+def log_acceptance(
+    problem: Problem, tokens: Int[Tensor, "row n"], log_rest: Float[Tensor, " row"]
+) -> Float[Tensor, " row"]:
+    """log of the probability that rejection accepts a text drawn from the model, given the rest of its log p(m)."""
+    log_rest = widened(log_rest.detach())
+    if problem.normalised:  # the model's own draws are the truth, if it draws allowed tokens only
+        chance = _log_allowed_mass(problem, tokens) if problem.masks else torch.zeros_like(log_rest)
+        return torch.where(log_rest.isfinite(), chance, -torch.inf)
+    chance = log_rest - log_bound(problem)
+    above = chance.isfinite() & (chance > BOUND_TOLERANCE)
+    if above.any():
+        said = problem.why_above_bound(tokens[above]) if problem.why_above_bound else ""
+        excess = float(chance[above][0])
+        said = said or f"log p of the target exceeds that of the model by {excess:.6g} more than its `log_bound`"
+        raise NoBoundError(
+            f"{said}: rejection would not be exact; declare a bound that scores never exceed or use svs+refresh"
+        )
+    return chance
+
+
+def log_bound(problem: Problem) -> float:
+    """What log p of the target never exceeds that of the model by; an error if it has no bound."""
+    bound = float(getattr(problem.target, "log_bound", 0.0))
+    if not math.isfinite(bound):
+        raise NoBoundError(f"the target's log_bound is {bound}; rejection needs a finite one, or use svs+refresh")
+    return bound
+
+
+def checked_start(problem: Problem, start: Int[Tensor, "chain n"], chains: int) -> Int[Tensor, "chain n"]:
+    """The tokens that a user starts from, if there is one row of allowed tokens for each chain."""
+    shape = (chains, problem.length)
+    if start.shape != shape or start.dtype != torch.int64:
+        raise SamplingError(
+            f"start has shape {tuple(start.shape)} and type {start.dtype}; "
+            f"it must be int64 of shape {shape}: (chains, N)"
+        )
+    start, size = start.to(problem.device), len(problem.embeddings)
+    bad = (start < 0) | (start >= size)
+    if problem.allowed is not None:
+        bad |= ~problem.allowed.to(problem.device)[start.clamp(0, size - 1)]
+    if bad.any():
+        chain, n = bad.nonzero()[0].tolist()
+        raise SamplingError(
+            f"start holds token {int(start[chain, n])} at chain {chain}, position {n}, which is not "
+            f"allowed or outside the vocabulary of {size}; start from allowed tokens"
+        )
+    return start
+
+
+def forgettable_start(problem: Problem, rng: Rng, start: Start) -> Int[Tensor, "chain n"]:
+    """Tokens for samplers that draw each text anew and only count what changed: the given ones, or blank ones."""
+    if isinstance(start, Tensor):
+        return checked_start(problem, start, len(rng))
+    _check_word(problem, start, len(rng))
+    return problem.allowed_tokens[:1].expand(len(rng), problem.length).clone()
+
+
+def find_start(
+    problem: Problem, rng: Rng, start: Start, guidance: Guidance
+) -> tuple[Int[Tensor, "chain n"], Evaluation]:
+    """The tokens the chains start from, all of finite energy, and their evaluation."""
+    if isinstance(start, Tensor):
+        tokens = checked_start(problem, start, len(rng))
+        first = problem.evaluate(tokens, guidance)
+        if not first.possible.all():
+            chain = int((~first.possible).nonzero()[0, 0])
+            raise SamplingError(
+                f"the start of chain {chain}, tokens {tokens[chain].tolist()}, has no finite energy; "
+                "start from a state with positive probability"
+            )
+        return tokens, first
+    _check_word(problem, start, len(rng))
+    rng = rng.fork("start")  # retries of one chain must not shift the random numbers of another
+    is_ancestral = start == "ancestral" or (start is None and problem.is_autoregressive)
+
+    def draw() -> Tensor:
+        if is_ancestral:
+            return ancestral_draw(problem, rng).tokens
+        choices = problem.allowed_tokens
+        return choices[(rng.uniform(problem.length) * len(choices)).long()]
+
+    tokens = draw()
+    is_relaxable = problem.relaxed_target is not None and problem.is_autoregressive
+    if is_relaxable:
+        tokens = _along_relaxed_target(problem, rng, tokens, RELAXED_TRIES)
+    for _ in range(BLIND_TRIES):
+        first = problem.evaluate(tokens, guidance)
+        if first.possible.all():
+            return tokens, first
+        if is_relaxable:  # what the relaxed target does not lead to, blind draws will not find
+            break
+        tokens = torch.where(first.possible[:, None], tokens, draw())
+    failed = ~first.possible
+    count = int(failed.sum())
+    draws = f"{count * BLIND_TRIES} {'ancestral' if is_ancestral else 'random'} draws"
+    if is_relaxable:
+        draws = f"{count * RELAXED_TRIES} redraws"
+    said = problem.why_impossible(tokens[failed]) if problem.why_impossible else ""
+    raise NoStartError(
+        f"{count} of {len(rng)} chains found no state of finite energy: none of their {draws} had one"
+        f"{f' ({said}); loosen the control, or' if said else ';'} lengthen the text, try rejection, or give tokens to "
+        "start from"
+    )
+
+
+def _check_word(problem: Problem, start: Start, chains: int) -> None:
+    if start is not None and (not isinstance(start, str) or start not in ("random", "ancestral")):
+        choices = did_you_mean(str(start), ["random", "ancestral"])
+        raise SamplingError(
+            f"start = {start!r} is not possible; {choices}; or an int64 tensor of shape {(chains, problem.length)}"
+        )
+
+
+def _along_relaxed_target(problem: Problem, rng: Rng, tokens: Int[Tensor, "chain n"], tries: int) -> Tensor:
+    """The tokens, where their energy is not finite replaced by ones found through suffix redraws, if any were.
+
+    The redraws follow a target in which an impossible text is merely improbable, so that controls are met one by one.
+    """
+    assert problem.relaxed_target is not None
+    relaxed, tokens = bind(problem.relaxed_target()), tokens.clone()
+    lost = (~in_blocks(problem.target.log_prob, tokens).isfinite()).nonzero().squeeze(-1)
+    log_rest = widened(torch.full((len(tokens),), -torch.inf, device=tokens.device))
+    for step in range(tries):
+        if not len(lost):
+            break
+        anew = step % RESTART == 0  # a chain that has met one control in a place that leaves none for another is stuck
+        begin = 0 if anew else int(Rng(rng.seed, [step], "start places").uniform()[0] * problem.length)
+        levels, accept_level = rng.uniform(problem.length - begin)[lost], rng.uniform()[lost]
+        new = redraw(relaxed, tokens[lost], begin, problem.length, levels)
+        accepted = anew | (accept_level.log() < new.log_rest - log_rest[lost])
+        changed = lost[accepted]
+        tokens[changed], log_rest[changed] = new.tokens[accepted], widened(new.log_rest[accepted])
+        if len(changed):
+            satisfied = changed[in_blocks(problem.target.log_prob, tokens[changed]).isfinite()]
+            lost = lost[~torch.isin(lost, satisfied)]
+    return tokens

@@ -1,0 +1,101 @@
+"""Metropolis–Hastings over tokens, with proposals from a gradient: what p-NCG and Gibbs-with-gradients share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from structured_voronoi.contracts import Guidance, Info, Start, Synchronised, Target, blank_info
+from structured_voronoi.geometry.cells import Cells
+from structured_voronoi.problem.drawing import find_start
+from structured_voronoi.problem.problem import Evaluation, Problem, bind
+from structured_voronoi.streams import Rng, block_rows
+
+
+class State(NamedTuple):
+    tokens: Int[Tensor, "chain n"]
+    energy: Float[Tensor, " chain"]
+    gradient: Float[Tensor, "chain n d"]
+
+
+LogReverse = Callable[[Int[Tensor, "chain n"], Float[Tensor, "chain n d"]], Float[Tensor, " chain"]]
+"""(proposed cells, gradients there) -> log q(m | m')."""
+
+
+class TokenMetropolis:
+    """Settings objects of this kind propose cells from the gradient and accept them here."""
+
+    guidance: Guidance
+
+    def init(self, target: Target | Problem, rng: Rng, start: Start) -> State:
+        tokens, first = find_start(bind(target), rng, start, self.guidance)
+        return State(tokens, first.energy, first.field)
+
+    def synchronise(
+        self,
+        target: Target | Problem,
+        rng: Rng,
+        state: State,
+        tokens: Int[Tensor, "chain n"],
+        energy: Float[Tensor, " chain"],
+    ) -> Synchronised:
+        """The state after another sampler has moved the tokens."""
+        problem, moved = bind(target), (tokens != state.tokens).any(-1)
+        known = Evaluation(state.energy, state.gradient)
+        gradient = problem.evaluate_where(moved, tokens, known, self.guidance).field
+        return Synchronised(
+            State(tokens, energy.clone(), gradient), moved.long(), moved.long() * problem.steers(self.guidance)
+        )
+
+    def log_ratio(
+        self,
+        energy: Float[Tensor, " chain"],
+        proposed_energy: Float[Tensor, " chain"],
+        log_forward: Float[Tensor, " chain"],
+        log_reverse: Float[Tensor, " chain"],
+    ) -> Float[Tensor, " chain"]:
+        """log of p(m') q(m|m') / p(m) q(m'|m)."""
+        return energy - proposed_energy + log_reverse - log_forward
+
+    def accept(
+        self,
+        problem: Problem,
+        state: State,
+        proposed: Int[Tensor, "chain n"],
+        log_forward: Float[Tensor, " chain"],
+        log_reverse: LogReverse,
+        level: Float[Tensor, " chain"],
+    ) -> tuple[State, Info]:
+        """Accept the proposed cells with min(1, ratio); chains that propose their own state cost nothing."""
+        cells = problem.cells()
+        moved = (proposed != cells.cell_of[state.tokens]).any(-1)
+        tokens = cells.tokens[proposed]
+        there = problem.evaluate_where(moved, tokens, Evaluation(state.energy, state.gradient), self.guidance)
+        ratio = self.log_ratio(state.energy, there.energy, log_forward, log_reverse(proposed, there.field))
+        accepted = moved & there.possible & (level.log() < ratio)
+        new = State(
+            torch.where(accepted[:, None], tokens, state.tokens),
+            torch.where(accepted, there.energy, state.energy),
+            torch.where(accepted[:, None, None], there.field, state.gradient),
+        )
+        info = blank_info(new.energy)._replace(
+            evaluations=moved.long(),
+            gradients=moved.long() * problem.steers(self.guidance),
+            events=moved.long(),
+            swaps=(new.tokens != state.tokens).sum(-1),
+            nonfinite=(~there.possible).long(),
+        )
+        return new, info
+
+
+def in_chain_blocks(
+    cells: Cells, n: int, function: Callable[[slice], tuple[Tensor, ...]], chains: int
+) -> tuple[Tensor, ...]:
+    """``function`` of slices of chains, whose tables over all positions and tokens stay within the memory bound."""
+    size = block_rows(n * len(cells.table) * 8 * 6, cells.memory)
+    parts = [function(slice(i, i + size)) for i in range(0, chains, size)]
+    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
