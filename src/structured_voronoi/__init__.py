@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from structured_voronoi import controls as controls
+    from structured_voronoi import verify as verify
     from structured_voronoi.contracts import Info as Info
     from structured_voronoi.errors import SamplingError as SamplingError
     from structured_voronoi.run.sampling import sample as sample
@@ -57,12 +58,13 @@ _HOMES = {
     "Controlled": "targets.controlled",
     "LanguageModel": "targets.language_model",
 }
-__all__ = sorted([*_HOMES, "controls"])
+_ROOMS = ("controls", "verify")
+__all__ = sorted([*_HOMES, *_ROOMS])
 
 
 def __getattr__(name: str) -> Any:
-    if name == "controls":
-        return importlib.import_module("structured_voronoi.controls")
+    if name in _ROOMS:
+        return importlib.import_module(f"structured_voronoi.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'structured_voronoi' has no attribute {name!r}; it has {', '.join(__all__)}")
     return getattr(importlib.import_module(f"structured_voronoi.{_HOMES[name]}"), name)

@@ -11,8 +11,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from structured_voronoi.base import SamplingError
-
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -22,24 +20,6 @@ COLOURS = {
     "svs+refresh": "#0b6e4f", "pncg": "#e0a030", "gwg": "#9c755f", "rejection": "#000000",
 }  # fmt: skip
 """One colour a sampler, the same in every picture."""
-
-
-def writable_folder(path: Path, names: Sequence[str] = ()) -> Path:
-    """The folder, made if need be; checked before the long work, not after it."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
-            pass
-        blocked = [
-            file for name in names for file in path.glob(f"{name}*.*") if not os.access(file, os.W_OK) or file.is_dir()
-        ]
-        if blocked:
-            raise SamplingError(f"{blocked[0]} is in the way and cannot be replaced; move it or choose another --out")
-        return path
-    except OSError as error:
-        raise SamplingError(
-            f"--out {path} cannot be written to ({error.strerror}); choose a folder of your own, as in --out results"
-        ) from error
 
 
 def write_report(

@@ -1,0 +1,82 @@
+"""`svs reproduce`: the paper's tables and figures, and ours."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from structured_voronoi.errors import SamplingError, check_seed, did_you_mean
+from structured_voronoi.experiments import EXPERIMENTS, Experiment
+
+WITH_DATA = ", ".join(name for name, experiment in EXPERIMENTS.items() if experiment.takes_data)
+
+
+def reproduce(
+    name: Annotated[str, Parameter(help="Experiment, as listed by `svs ls`, or `all`.")],
+    /,
+    *,
+    out: Annotated[Path, Parameter(help="Folder for NAME.json, NAME.md and pictures.")] = Path("results"),
+    runs: Annotated[
+        int | None, Parameter(help="Independent runs (chains); the default is the experiment's own.")
+    ] = None,
+    seed: Annotated[int | None, Parameter(help="Seed; the default is the experiment's own.")] = None,
+    data: Annotated[
+        str | None,
+        Parameter(help=f"{WITH_DATA}: train a language model on these texts first (kept in the cache)."),
+    ] = None,
+) -> int:
+    """Reproduce a table or figure: writes NAME.json, NAME.md and NAME*.png.
+
+    Examples: svs reproduce toy --out results
+              svs reproduce lm --data path/to/e2e
+    """
+    if name != "all" and name not in EXPERIMENTS:
+        raise SamplingError(f"unknown experiment {name!r}; {did_you_mean(name, [*EXPERIMENTS, 'all'])}")
+    if runs is not None and runs < 2:
+        raise SamplingError(f"--runs {runs}: intervals need two or more runs; leave it out for the default")
+    check_seed(seed or 0)
+    if data not in (None, "builtin") and not Path(data).exists():
+        raise SamplingError(f"--data {data} does not exist; give a folder of E2E or SST-2 files, or a text file")
+    chosen = {name: EXPERIMENTS[name]} if name != "all" else _that_can_run(data)
+    if name != "all":
+        _check_data(name, EXPERIMENTS[name], data)
+
+    from structured_voronoi.models.folders import writable_folder
+
+    folder = writable_folder(out, list(chosen))
+    changes: dict[str, Any] = {key: value for key, value in (("runs", runs), ("seed", seed)) if value is not None}
+    for one, experiment in chosen.items():
+        module = importlib.import_module(f"structured_voronoi.experiments.{experiment.module}")
+        own = {"data": data} if data is not None and _data_fits(experiment, data) else {}
+        for path in module.run(replace(module.Settings(), **changes, **own), folder):
+            print(path)
+    return 0
+
+
+def _data_fits(experiment: Experiment, data: str) -> bool:
+    """Can the experiment use this data?"""
+    return experiment.takes_data and (not experiment.data_file or (Path(data) / experiment.data_file).exists())
+
+
+def _check_data(name: str, experiment: Experiment, data: str | None) -> None:
+    """Refuse data that an experiment cannot use, or none where it needs some."""
+    if data is not None and not experiment.takes_data:
+        raise SamplingError(f"--data does not go with {name}; it is for {WITH_DATA}")
+    if experiment.needs_data if data is None else not _data_fits(experiment, data):
+        raise SamplingError(f"{name} needs texts with labels; give --data FOLDER with {experiment.data_file}")
+
+
+def _that_can_run(data: str | None) -> dict[str, Experiment]:
+    """All experiments but those that need data which is not there; these are named."""
+    chosen = {}
+    for name, experiment in EXPERIMENTS.items():
+        if experiment.needs_data and (data is None or not _data_fits(experiment, data)):
+            print(f"svs: {name} is left out; it needs --data FOLDER with {experiment.data_file}", file=sys.stderr)
+        else:
+            chosen[name] = experiment
+    return chosen

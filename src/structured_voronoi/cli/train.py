@@ -1,0 +1,92 @@
+"""`svs train`: language models and classifiers of one's own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from structured_voronoi.errors import SamplingError, check_seed
+
+Seed = Annotated[int, Parameter(help="Seed of all random streams.")]
+
+
+def train_lm(
+    *,
+    data: Annotated[
+        str, Parameter(help="`builtin`, a folder with trainset.csv and devset.csv, a .csv, or a text file.")
+    ],
+    out: Annotated[Path, Parameter(help="Folder for the model, as Hugging Face reads it.")],
+    epochs: Annotated[float, Parameter(help="Passes over the texts.")] = 1.0,
+    seed: Seed = 0,
+    half: Annotated[bool, Parameter(help="Store float16 weights.")] = False,
+) -> int:
+    """Train a small GPT-2 with a tokenizer of its own; run the same command again to go on after a stop.
+
+    Example: svs train lm --data builtin --out my-model
+    """
+    from structured_voronoi.models.folders import writable_folder
+    from structured_voronoi.models.corpora import load_corpus
+    from structured_voronoi.models.training import Recipe, train_language_model
+    from structured_voronoi.run.progress import progress_bar
+
+    check_seed(seed)
+    if not 0 < epochs < 1000:
+        raise SamplingError(f"--epochs {epochs}: choose a positive number, 1 for example")
+    corpus, recipe = load_corpus(data), Recipe(epochs=epochs, seed=seed)
+    folder = writable_folder(out)
+    with progress_bar(recipe.steps(len(corpus.train)), show=True, what="training") as tick:
+        report = train_language_model(corpus, folder, recipe, tick, half)
+    print(f"{folder}: held-out perplexity {report['held_out_perplexity']:.2f} a token ({report['texts']:,} texts)")
+    return 0
+
+
+def train_classifier(
+    *,
+    data: Annotated[str, Parameter(help="A .csv or .tsv file with a header, or `builtin`.")],
+    label: Annotated[str, Parameter(help="Column of the labels; for the built-in texts food, price, area, ….")],
+    text: Annotated[str, Parameter(help="Column of the texts.")] = "text",
+    out: Annotated[Path, Parameter(help="Folder for the classifier; its name becomes the control's.")],
+    model: Annotated[str, Parameter(help="The language model it will control, as for `svs sample`.")] = "bundled",
+    kind: Annotated[
+        Literal["light", "probe"], Parameter(help="On the model's embeddings, or a BiLSTM on its hidden states.")
+    ] = "light",
+    epochs: Annotated[float | None, Parameter(help="Passes over the texts; four or more if left out.")] = None,
+    limit: Annotated[int | None, Parameter(help="Read no more texts than this.")] = None,
+    seed: Seed = 0,
+    device: Annotated[str, Parameter(help="cpu, cuda, …")] = "cpu",
+) -> int:
+    """Train a control from labelled texts of your own; use it with `svs sample --control FOLDER=LABEL`.
+
+    Example: svs train classifier --data reviews.csv --text review --label mood --out ./mood
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from structured_voronoi.models.folders import writable_folder
+    from structured_voronoi.models.classifier_training import check_labels, train_classifier
+    from structured_voronoi.models.classifiers import ClassifierRecipe
+    from structured_voronoi.models.corpora import labelled_texts
+    from structured_voronoi.models.loading import load_model
+    from structured_voronoi.run.progress import progress_bar
+
+    check_seed(seed)
+    if epochs is not None and not 0 < epochs < 10_000:
+        raise SamplingError(f"--epochs {epochs}: choose a positive number, 4 for example")
+    labelled = labelled_texts(data, text, label, limit)
+    check_labels(labelled.labels)
+    recipe = ClassifierRecipe(kind=kind, epochs=epochs, seed=seed)
+    loaded, folder = load_model(model, device), writable_folder(out)
+    with progress_bar(recipe.steps(len(labelled.texts)), show=True, what="training") as tick:
+        report = train_classifier(labelled.texts, labelled.labels, loaded, folder, recipe, tick)
+    grid = Table("label", "precision", "recall", "F1", "held-out texts")
+    for name, scores in report["classes"].items():
+        grid.add_row(name, *(f"{scores[key]:.3f}" for key in ("precision", "recall", "f1")), str(scores["count"]))
+    Console(width=None if sys.stdout.isatty() else 120).print(grid)
+    print(
+        f"{folder}: macro-F1 {report['macro_f1']:.3f} on {report['held_out_texts']:,} held-out texts "
+        f"({report['macro_f1_of_20_tokens']:.3f} cut to 20 tokens); {report['parameters']:,} parameters"
+    )
+    return 0

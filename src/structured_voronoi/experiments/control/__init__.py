@@ -1,0 +1,1 @@
+"""Controlled generation by every method."""

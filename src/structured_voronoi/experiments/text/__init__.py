@@ -1,0 +1,1 @@
+"""Samplers of text beside each other."""

@@ -1,0 +1,1 @@
+"""The paper's toy and its hypercube."""

@@ -1,0 +1,28 @@
+"""Folders that results are written to."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from structured_voronoi.errors import SamplingError
+
+
+def writable_folder(path: Path, names: Sequence[str] = ()) -> Path:
+    """The folder, made if need be; checked before the long work, not after it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+        blocked = [
+            file for name in names for file in path.glob(f"{name}*.*") if not os.access(file, os.W_OK) or file.is_dir()
+        ]
+        if blocked:
+            raise SamplingError(f"{blocked[0]} is in the way and cannot be replaced; move it or choose another --out")
+        return path
+    except OSError as error:
+        raise SamplingError(
+            f"--out {path} cannot be written to ({error.strerror}); choose a folder of your own, as in --out results"
+        ) from error

@@ -1,0 +1,50 @@
+"""Round trips of SVS: forward, momentum turned round, forward again must lead back to where it began."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from structured_voronoi.contracts import Target
+from structured_voronoi.geometry.motion import Particle, Rotation, travel
+from structured_voronoi.problem.problem import bind
+from structured_voronoi.samplers.svs import SVS
+from structured_voronoi.streams import Rng
+
+
+class RoundTrip(NamedTuple):
+    """How far from the start each trajectory came back."""
+
+    distance: Float[Tensor, " chain"]
+    """In units of σ (of the embeddings' own for the uniform base); infinite where other tokens came back."""
+    energy_error: Float[Tensor, " chain"]
+    """|H' - H| / (1 + |H|) on the way out."""
+    swapped: Bool[Tensor, " chain"]
+    """Which trajectories changed a token."""
+
+    def failures(self, tolerance: float) -> float:
+        """The share of swapping trajectories that do not come back."""
+        return float((~(self.distance <= tolerance))[self.swapped].double().mean())
+
+
+def round_trip(sampler: SVS, target: Target, chains: int = 1000, seed: int = 0) -> RoundTrip:
+    """One trajectory and back for each chain, from random starts."""
+    problem = bind(target)
+    rng = Rng(seed, chains, device=problem.device)
+    journey = sampler.journey(problem, rng, sampler.init(problem, rng, None))
+    start = journey.start
+
+    def turned(particle: Particle) -> Particle:
+        return particle._replace(r=-particle.r)
+
+    there = turned(travel(journey)[0])
+    back = turned(travel(journey._replace(start=there))[0])
+    sigma = journey.flow.sigma if isinstance(journey.flow, Rotation) else 1.0
+    distance = (back.x - start.x).flatten(1).norm(dim=-1) / sigma
+    distance = torch.where((back.cell == start.cell).all(-1), distance, math.inf)
+    error = (journey.energy(there) - journey.energy(start)).abs() / (1 + journey.energy(start).abs())
+    return RoundTrip(distance, error, (there.cell != start.cell).any(-1))

@@ -1,0 +1,89 @@
+"""Stationarity: chains that start at the truth must stay there."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from numpy import ndarray
+from torch import Tensor
+
+from structured_voronoi.contracts import Chains, Enumerable, Sampler
+from structured_voronoi.errors import SamplingError, check_count
+from structured_voronoi.metrics.divergence import goodness_of_fit
+from structured_voronoi.problem.problem import bind
+from structured_voronoi.streams import Rng
+
+
+class Stationarity(NamedTuple):
+    """Where the chains ended, beside as many independent draws from the truth."""
+
+    tv: float
+    """Total variation between the chains' last states and the truth."""
+    floor: float
+    """Its mean over sets of as many independent draws."""
+    floor_sd: float
+    p_value: float
+    """Chi-square test against the truth, states pooled to expected counts of at least 5; 0 if a chain left the support."""
+    moved: float
+    """Share of chains that ended in another state than they started in: without it the check has no power."""
+    evaluations: float
+    """Of a chain."""
+
+    @property
+    def ratio(self) -> float:
+        return self.tv / self.floor
+
+    @property
+    def z(self) -> float:
+        """How many standard deviations of independent sets the total variation lies above their mean."""
+        return (self.tv - self.floor) / self.floor_sd
+
+
+def stationarity(
+    sampler: Sampler, target: Enumerable, chains: int = 20_000, steps: int = 12, seed: int = 0
+) -> Stationarity:
+    """Start many chains at the truth of a small target, take a few steps, and compare with the truth.
+
+    This sees bias without waiting for mixing. A p-value below 1e-4 is a bug, if it is not bad luck of one in ten
+    thousand; where hardly a chain has moved, the check says nothing.
+    """
+    check_count(chains=chains, steps=steps)
+    if not isinstance(target, Enumerable):
+        raise SamplingError(
+            f"{type(target).__name__} does not list its states; give a target with `support()` and `probabilities()`, "
+            "for example sv.TabularTarget or sv.verify.random_target(seed=0)"
+        )
+    problem, support, truth = bind(target), target.support(), target.probabilities()
+    rng = Rng(seed, chains, device=support.device)
+    start = support[rng.fork("truth").categorical(truth.log().expand(chains, -1))]
+    running, cost = Chains(sampler, problem, rng, start), 0.0
+    for _, info in islice(running, steps):
+        cost += float(info.evaluations.double().mean())
+    last = running.state.tokens
+    counts, outside = _counts(support, last)
+    fit = goodness_of_fit(counts, truth.cpu().numpy())
+    moved = float((last != start).any(-1).double().mean())
+    p_value = 0.0 if outside else fit.p_value
+    return Stationarity(fit.tv + outside / chains, fit.floor, fit.floor_sd, p_value, moved, cost)
+
+
+def _counts(support: Tensor, tokens: Tensor) -> tuple[Int[ndarray, " state"], int]:
+    """How often each state of the support occurs, and how many rows are none of them."""
+    known = support.unique()
+    base = len(known) + 1
+    weights = base ** torch.arange(support.shape[1] - 1, -1, -1, device=support.device)
+
+    def number(states: Tensor) -> Tensor:
+        place = torch.searchsorted(known, states.contiguous()).clamp(max=len(known) - 1)
+        place = torch.where(known[place] == states, place, base - 1)  # a token of no state
+        return (place * weights).sum(-1)
+
+    numbers, order = number(support).sort()
+    place = torch.searchsorted(numbers, number(tokens)).clamp(max=len(numbers) - 1)
+    inside = numbers[place] == number(tokens)
+    counts = torch.bincount(order[place[inside]], minlength=len(support)).cpu().numpy()
+    return np.asarray(counts), int((~inside).sum())

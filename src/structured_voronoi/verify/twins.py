@@ -1,0 +1,88 @@
+"""Deliberately broken twins of the samplers: a check that does not catch them proves nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from structured_voronoi.geometry.motion import Walls, refracted
+from structured_voronoi.problem.problem import Problem
+from structured_voronoi.samplers.gwg import GibbsWithGradients
+from structured_voronoi.samplers.pncg import PNCG
+from structured_voronoi.samplers.refresh import Refresh, State
+from structured_voronoi.samplers.rejection import Rejection
+from structured_voronoi.samplers.svs import SVS
+from structured_voronoi.streams import Rng
+
+
+@dataclass(frozen=True)
+class OutwardOnly(SVS):
+    """Gates that work in one direction only: not reversible."""
+
+    @property
+    def crossing_rule(self) -> Walls:
+        return Walls(inward=False, reflect=False)
+
+
+@dataclass(frozen=True)
+class ColdMomentum(SVS):
+    """r ~ N(0, εI) with ε = 0.5, as the paper's algorithm prints it, though the kinetic energy is ½‖r‖²."""
+
+    def momentum(self, rng: Rng, like: Tensor) -> Tensor:
+        return super().momentum(rng, like).mul(0.5**0.5)
+
+
+@dataclass(frozen=True)
+class DividedBySquare(SVS):
+    """Refraction as the paper prints it: r⊥ √(‖r⊥‖² - 2ΔU) / ‖r⊥‖², which does not keep the energy."""
+
+    @property
+    def crossing_rule(self) -> Walls:
+        return super().crossing_rule._replace(refract=refracted_as_printed)
+
+
+def refracted_as_printed(speed: Tensor, jump: Tensor) -> Tensor:
+    return refracted(speed, jump) / speed.abs().clamp(min=torch.finfo(speed.dtype).tiny)
+
+
+class _WithoutReverse:
+    """Accepts as if proposals were symmetric."""
+
+    def log_ratio(self, energy: Tensor, proposed_energy: Tensor, log_forward: Tensor, log_reverse: Tensor) -> Tensor:
+        return energy - proposed_energy
+
+
+@dataclass(frozen=True)
+class PNCGWithoutReverse(_WithoutReverse, PNCG):
+    """p-NCG without the proposals' ratio."""
+
+
+@dataclass(frozen=True)
+class GibbsWithoutReverse(_WithoutReverse, GibbsWithGradients):
+    """Gibbs with gradients without the proposals' ratio."""
+
+
+@dataclass(frozen=True)
+class RefreshWithoutRatio(Refresh):
+    """Every redraw is accepted, whatever stands after the block and whatever the controls say."""
+
+    def log_ratio(self, here: State, there: State, stop: int) -> Tensor:
+        return torch.zeros_like(here.log_rest)
+
+
+@dataclass(frozen=True)
+class RefreshBlindToControls(Refresh):
+    """Redraws are accepted by the text after the block alone."""
+
+    def log_ratio(self, here: State, there: State, stop: int) -> Tensor:
+        return (there.log_probs - here.log_probs)[:, stop:].sum(-1)
+
+
+@dataclass(frozen=True)
+class RejectionOfNothing(Rejection):
+    """Every try with a finite score is accepted."""
+
+    def log_chance(self, problem: Problem, tokens: Tensor, log_rest: Tensor) -> Tensor:
+        return torch.where(log_rest.isfinite(), 0.0, -torch.inf)
