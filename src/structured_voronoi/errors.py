@@ -71,7 +71,8 @@ def check_seed(seed: int, option: str = "--seed") -> None:
 
 def refuse_misspelt(owner: object, abilities: Mapping[str, str], what: str) -> None:
     """Refuse an object whose attribute is called almost, but not quite, like an optional ability that it lacks."""
-    methods, values = [], []
+    methods: list[str] = []
+    values: list[str] = []
     for name in dir(owner):
         if not name.startswith("_"):
             try:

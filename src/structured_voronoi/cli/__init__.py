@@ -19,17 +19,22 @@ app = App(
     default_parameter=Parameter(negative=()),
 )
 train = App(name="train", help="Train models of your own.")
-app.command("structured_voronoi.cli.sample:sample", name="sample")
+COMMANDS = (
+    (app, "sample", "sample:sample", "Draw texts from a language model, under control if you like."),
+    (app, "verify", "verify:verify", "Check every sampler against targets whose truth is known."),
+    (app, "reproduce", "reproduce:reproduce", "Reproduce a table or figure of the paper, or one of ours."),
+    (app, "ls", "ls:ls", "List models, samplers, targets, controls and experiments."),
+    (train, "lm", "train:train_lm", "Train a small GPT-2 with a tokenizer of its own."),
+    (train, "classifier", "train:train_classifier", "Train a control from labelled texts of your own."),
+)
 app.command(train)
-train.command("structured_voronoi.cli.train:train_lm", name="lm")
-train.command("structured_voronoi.cli.train:train_classifier", name="classifier")
-app.command("structured_voronoi.cli.reproduce:reproduce", name="reproduce")
-app.command("structured_voronoi.cli.verify:verify", name="verify")
-app.command("structured_voronoi.cli.ls:ls", name="ls")
+for parent, name, home, about in COMMANDS:
+    parent.command(f"structured_voronoi.cli.{home}", name=name, help=about)
 
 
 def run(words: list[str], debug: bool = False) -> int:
     """Run a command: 0 for success, 1 for a failed check, 2 for a mistake in what was asked, 130 on Ctrl-C."""
+    _teach(words)
     try:
         return app(words, exit_on_error=False, print_error=False, result_action="return_value") or 0
     except KeyboardInterrupt:
@@ -45,6 +50,13 @@ def run(words: list[str], debug: bool = False) -> int:
             raise
         print(f"svs: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+
+
+def _teach(words: list[str]) -> None:
+    """A command that is asked for help shows its whole docstring, not the line of the overview."""
+    for parent, name, *_ in COMMANDS:
+        if words[:-1] == [*([] if parent is app else parent.name), name] and words[-1] in ("--help", "-h"):
+            parent[name].help = None
 
 
 def main() -> None:

@@ -27,8 +27,8 @@ def train_lm(
 
     Example: svs train lm --data builtin --out my-model
     """
-    from structured_voronoi.models.folders import writable_folder
     from structured_voronoi.models.corpora import load_corpus
+    from structured_voronoi.models.folders import writable_folder
     from structured_voronoi.models.training import Recipe, train_language_model
     from structured_voronoi.run.progress import progress_bar
 
@@ -65,10 +65,10 @@ def train_classifier(
     from rich.console import Console
     from rich.table import Table
 
-    from structured_voronoi.models.folders import writable_folder
     from structured_voronoi.models.classifier_training import check_labels, train_classifier
     from structured_voronoi.models.classifiers import ClassifierRecipe
     from structured_voronoi.models.corpora import labelled_texts
+    from structured_voronoi.models.folders import writable_folder
     from structured_voronoi.models.loading import load_model
     from structured_voronoi.run.progress import progress_bar
 

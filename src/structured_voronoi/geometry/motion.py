@@ -184,8 +184,8 @@ def settle(
     cell: Int[Tensor, "chain n"],
     centre: Float[Tensor, "chain n k"],
     flow: Rotation | Straight,
-    rng: Rng,
     mean_duration: float,
+    rng: Rng,
 ) -> Float[Tensor, "chain n k"]:
     """A point of every closed cell: from its embedding, along trajectories that all walls reflect."""
     x, no_potential = cells.points(cell), centre.new_zeros(len(cell))

@@ -22,7 +22,9 @@ def predicted_labels(folder: Path, loaded: Loaded, texts: list[str], cut: int | 
 
 
 @torch.no_grad()
-def most_probable_labels(network: nn.Module, kind: str, labels: list[str], loaded: Loaded, rows: list[list[int]]) -> list[str]:
+def most_probable_labels(
+    network: nn.Module, kind: str, labels: list[str], loaded: Loaded, rows: list[list[int]]
+) -> list[str]:
     """The most probable label of each row of tokens."""
     found: list[str] = []
     for begin in range(0, len(rows), 64):

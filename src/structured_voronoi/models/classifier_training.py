@@ -63,7 +63,9 @@ def train_classifier(
     true_labels = [names[place] for place in known[judge]]
     whole, short = (
         classification_report(
-            true_labels, most_probable_labels(network, recipe.kind, names, loaded, [ids[row][:cut] for row in judge]), names
+            true_labels,
+            most_probable_labels(network, recipe.kind, names, loaded, [ids[row][:cut] for row in judge]),
+            names,
         )
         for cut in (None, SHORT)
     )

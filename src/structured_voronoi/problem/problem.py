@@ -114,7 +114,7 @@ class Problem:
         memory = self.memory if memory is None else memory
         mask = None if self.allowed is None else self.allowed.detach().cpu().numpy().tobytes()
         version = 0 if self.embeddings.is_inference() else self.embeddings._version
-        kept: dict[Any, Geometry] = _KEPT.setdefault(self.embeddings, {})
+        kept: dict[Any, Geometry] = _KEPT.setdefault(self.embeddings, {})  # type: ignore[no-untyped-call]
         key = (version, mask, dimensions, memory)
         if key not in kept:
             kept[key] = Geometry(cells_of(self.embeddings, self.allowed, dimensions, memory))

@@ -118,9 +118,7 @@ def plan_texts(
     return Plan(name, tune(sampler, problem, seed, start), steps, starts_at_truth, reason)
 
 
-def cheapest_sampler(
-    target: Target | Problem, seed: int, steps: int, scale: Scale = TEXT_SCALE
-) -> tuple[str, str]:
+def cheapest_sampler(target: Target | Problem, seed: int, steps: int, scale: Scale = TEXT_SCALE) -> tuple[str, str]:
     """Ancestral where it is the truth; else rejection or ``steps`` steps of svs+refresh, by their evaluations a text.
 
     Returns the name and one sentence that says why.

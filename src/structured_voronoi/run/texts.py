@@ -89,9 +89,9 @@ def _batch_ends(count: int, is_independent: bool, steps: int) -> list[int]:
 
 
 def _texts(target: LanguageModel | Controlled, chains: range, tokens: Tensor, info: Info) -> list[Text]:
-    is_controlled = isinstance(target, Controlled)
-    log_prob = (target.model if is_controlled else target).log_prob(tokens).tolist()
-    scores = target.control_log_probs(tokens) if is_controlled else {}
+    language_model = target.model if isinstance(target, Controlled) else target
+    log_prob = language_model.log_prob(tokens).tolist()
+    scores = target.control_log_probs(tokens) if isinstance(target, Controlled) else {}
     columns = {control.name: widened(score).exp().tolist() for control, score in scores.items()}
     return [
         Text(

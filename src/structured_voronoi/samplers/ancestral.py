@@ -65,9 +65,7 @@ class Ancestral:
             tokens[rows], energy[rows], drawn[rows] = _draw(problem, some)
             rng.catch_up(rows, some)
         changed, one = (tokens != state.tokens).sum(-1), torch.ones_like(lost)
-        info = blank_info(energy)._replace(
-            evaluations=one + lost + refused, events=one, swaps=changed, nonfinite=lost
-        )
+        info = blank_info(energy)._replace(evaluations=one + lost + refused, events=one, swaps=changed, nonfinite=lost)
         return State(tokens), info
 
 

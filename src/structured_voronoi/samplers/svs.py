@@ -161,7 +161,7 @@ class SVS:
         )
         x = space.cells.points(cell)
         if self.walls == "closed":
-            x = settle(space.cells, cell, centre, space.flow, rng, self._mean_duration)
+            x = settle(space.cells, cell, centre, space.flow, self._mean_duration, rng)
         return State(tokens, first.energy, centre, x, log_mass, unreliable, memo, space)
 
     def step(self, target: Target | Problem, rng: Rng, state: State) -> tuple[State, Info]:
@@ -233,7 +233,7 @@ class SVS:
             log_mass[rows], unreliable[rows] = _mass(space, cell, proposal.centre)
             if self.walls == "closed":
                 some = rng.select(rows)
-                x[rows] = settle(space.cells, cell, proposal.centre, space.flow, some, self._mean_duration)
+                x[rows] = settle(space.cells, cell, proposal.centre, space.flow, self._mean_duration, some)
                 rng.catch_up(rows, some)
         new = State(tokens, energy.clone(), centre, x, log_mass, unreliable, memo, space)
         return Synchronised(new, evaluations, evaluations * problem.steers(self._guidance))

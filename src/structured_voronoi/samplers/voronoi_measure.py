@@ -73,6 +73,14 @@ class VoronoiMeasure:
         return Point(x, cell, *found, self.potential(x, *found)), info
 
     @property
+    def motion(self) -> tuple[Rotation | Straight, float]:
+        """How a point moves inside a cell, and a natural length of its trajectories."""
+        if self.base == "gaussian":
+            return Rotation(1.0), math.pi / 2
+        low, high = self.bounds
+        return Straight(low, high), float((high - low).mean())
+
+    @property
     def guidance(self) -> Literal["full", "none"]:
         return "none" if self.base == "uniform" else "full"
 
@@ -139,12 +147,8 @@ class OnVoronoiMeasure:
         gradient = problem.evaluate_where(moved, tokens, known, measure.guidance).field
         x = state.point.x.clone()
         if len(rows):
-            some, flow, centre = rng.select(rows), Rotation(1.0), gradient[rows] - measure.cells.origin
-            mean_duration = math.pi / 2
-            if self.base == "uniform":
-                flow, centre = Straight(*measure.bounds), x[rows]
-                mean_duration = float((measure.bounds[1] - measure.bounds[0]).mean())
-            x[rows] = settle(measure.cells, cell[rows], centre, flow, some, mean_duration)
+            some = rng.select(rows)
+            x[rows] = settle(measure.cells, cell[rows], gradient[rows] - measure.cells.origin, *measure.motion, some)
             rng.catch_up(rows, some)
         point = Point(x, cell, energy.clone(), gradient, measure.potential(x, energy, gradient))
         count = moved.long()

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Self
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from structured_voronoi.verify.claims import Verdict as Verdict
     from structured_voronoi.verify.claims import cases as cases
     from structured_voronoi.verify.claims import verdicts as verdicts
-    from structured_voronoi.verify.truths import known_targets as known_targets
-    from structured_voronoi.verify.truths import random_target as random_target
-    from structured_voronoi.verify.truths import sentences as sentences
     from structured_voronoi.verify.round_trips import RoundTrip as RoundTrip
     from structured_voronoi.verify.round_trips import round_trip as round_trip
     from structured_voronoi.verify.stationary import Stationarity as Stationarity
     from structured_voronoi.verify.stationary import stationarity as stationarity
+    from structured_voronoi.verify.truths import known_targets as known_targets
+    from structured_voronoi.verify.truths import random_target as random_target
+    from structured_voronoi.verify.truths import sentences as sentences
 
 _HOMES = {
     "stationarity": "stationary",

@@ -62,7 +62,9 @@ def cases() -> list[Case]:
         Case("svs + refresh", "controlled", True, Cycle(SVS(0.8), Refresh(block=2, suffix=False)), 12),
         Case("pncg + refresh", "controlled", True, Cycle(PNCG(4.0), Refresh(block=2, suffix=False)), 12),
         Case("gwg + refresh", "controlled", True, Cycle(GibbsWithGradients(), Refresh(block=2, suffix=False)), 12),
-        Case("langevin + pncg", "toy", True, Cycle(Langevin(1.0, None, metropolis=True, base="uniform"), PNCG(4.0)), 12),
+        Case(
+            "langevin + pncg", "toy", True, Cycle(Langevin(1.0, None, metropolis=True, base="uniform"), PNCG(4.0)), 12
+        ),
         Case("rejection", "controlled", True, Rejection(wave=4096), 1),
         Case("svs uniform", "toy", True, SVS(base="uniform", walls="closed"), 12),
         Case("hmc uniform", "toy", True, HMC(1.0, base="uniform"), 100),

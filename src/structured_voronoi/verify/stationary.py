@@ -27,7 +27,7 @@ class Stationarity(NamedTuple):
     """Its mean over sets of as many independent draws."""
     floor_sd: float
     p_value: float
-    """Chi-square test against the truth, states pooled to expected counts of at least 5; 0 if a chain left the support."""
+    """Chi-square test against the truth, states pooled to expected counts of at least 5; 0 if a chain left the states."""
     moved: float
     """Share of chains that ended in another state than they started in: without it the check has no power."""
     evaluations: float
@@ -73,7 +73,7 @@ def stationarity(
 
 def _counts(support: Tensor, tokens: Tensor) -> tuple[Int[ndarray, " state"], int]:
     """How often each state of the support occurs, and how many rows are none of them."""
-    known = support.unique()
+    known: Tensor = torch.unique(support)
     base = len(known) + 1
     weights = base ** torch.arange(support.shape[1] - 1, -1, -1, device=support.device)
 
