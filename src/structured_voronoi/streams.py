@@ -22,8 +22,8 @@ MEMORY = 256 * 2**20
 class Rng:
     """One random stream per chain, derived from (seed, chain index).
 
-    The generator is Philox4x32-10 (Salmon et al. 2011). It is counter-based, so that a chain's numbers depend neither on
-    the batch it runs in nor on the device; the whole state is ``counter``, one number a chain.
+    The generator is Philox4x32-10 (Salmon et al. 2011). It is counter-based, so that a chain's numbers depend neither
+    on the batch it runs in nor on the device; the whole state is ``counter``, one number a chain.
     """
 
     def __init__(
@@ -147,8 +147,8 @@ def block_rows(bytes_each: int, memory: int = MEMORY) -> int:
 def in_blocks(function: Callable[..., Any], *inputs: Tensor, rows_at_a_time: int | None = None) -> Any:
     """``function(*inputs)``, called with at most so many rows at a time, each time padded to a multiple of 8.
 
-    Matrix products of few rows differ from those of many in the last bits; padded, a chain's numbers no longer depend on
-    how many chains run beside it. The result is a tensor or a tuple of tensors with one row for each row of the inputs.
+    Matrix products of few rows differ from those of many in the last bits; padded, a chain's numbers no longer depend
+    on how many chains run beside it. The result is a tensor or a tuple of tensors, a row for each row of the inputs.
     """
     count = len(inputs[0])
     size = max(1, count) if rows_at_a_time is None else max(BLOCK, rows_at_a_time // BLOCK * BLOCK)

@@ -50,7 +50,7 @@ def reproduce(
 
     folder = writable_folder(out, list(chosen))
     changes: dict[str, Any] = {key: value for key, value in (("runs", runs), ("seed", seed)) if value is not None}
-    for one, experiment in chosen.items():
+    for experiment in chosen.values():
         module = importlib.import_module(f"structured_voronoi.experiments.{experiment.module}")
         own = {"data": data} if data is not None and _data_fits(experiment, data) else {}
         for path in module.run(replace(module.Settings(), **changes, **own), folder):

@@ -57,7 +57,7 @@ class EstimatedMasses(NamedTuple):
     def counts(self, here: Int[Tensor, " row"], centre: Float[Tensor, "row k"]) -> Int[Tensor, " row"]:
         """How many frozen points around each centre are nearest to the row's own cell.
 
-        Rows in as large groups as the scores of all cells leave room for, each with all draws in turn: the products with
+        Rows in as large groups as the scores of all cells leave room for, each with all draws in turn: products with
         the table are taken once for a group of rows and once for a group of draws.
         """
         bytes_each, quarter = len(self.cells.table) * centre.element_size(), self.cells.memory // 4

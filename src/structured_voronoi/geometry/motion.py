@@ -160,9 +160,9 @@ class Journey(NamedTuple):
 def travel(journey: Journey, memo: Memo | None = None) -> tuple[Particle, Tally, Memo]:
     """Move every chain for its duration.
 
-    ``memo`` is what the chains remember from earlier trajectories; what they remember now is returned. A chain with more
-    than ``max_events`` events is put back to where it started: the count is the same backwards, so this is exact, while
-    stopping midway would not be.
+    ``memo`` is what the chains remember from earlier trajectories; what they remember now is returned. A chain with
+    more than ``max_events`` events is put back to where it started: the count is the same backwards, so this is exact,
+    while stopping midway would not be.
     """
     start, motion = journey.start, _Motion(journey, memo)
     active = torch.arange(len(journey.duration), device=journey.duration.device)

@@ -131,8 +131,8 @@ class LanguageModel:
         """Redraw positions ``start`` to ``stop`` from the model given what stands before them, and score what follows.
 
         Keys and values are kept, so every position goes through the model once, as in one evaluation. In half precision
-        that rounds otherwise than one pass over the whole text does, and the text is scored once more by such a pass, so
-        that a chain compares energies of one kind only.
+        that rounds otherwise than one pass over the whole text does, and the text is scored once more by such a pass,
+        so that a chain compares energies of one kind only.
         """
         tokens, log_probs, cache = tokens.clone(), [], None
         ids = torch.cat([self._before.expand(len(tokens), -1), tokens[:, :start]], dim=-1)
@@ -182,7 +182,7 @@ class LanguageModel:
         return scored, self._picked(self._predicting_after(hidden), after, masked=False).sum(-1)
 
     def _picked(self, hidden: Tensor, ids: Tensor, masked: bool = True) -> Float[Tensor, "chain place"]:
-        """log p of these tokens, from the hidden states that predict them; all tokens' logits of some rows at a time."""
+        """log p of these tokens, from the hidden states that predict them, some rows of logits at a time."""
         rows, chosen = hidden.flatten(0, 1), ids.flatten()[:, None]
         size = block_rows(len(self.embeddings) * 4 * 3, self.memory)
         parts = []

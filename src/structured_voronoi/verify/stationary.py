@@ -27,7 +27,7 @@ class Stationarity(NamedTuple):
     """Its mean over sets of as many independent draws."""
     floor_sd: float
     p_value: float
-    """Chi-square test against the truth, states pooled to expected counts of at least 5; 0 if a chain left the states."""
+    """Chi-square test against the truth, states pooled to expected counts of at least 5; 0 if a chain leaves them."""
     moved: float
     """Share of chains that ended in another state than they started in: without it the check has no power."""
     evaluations: float
