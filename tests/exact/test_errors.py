@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import structured_voronoi as sv
-from helpers import ALL_SAMPLERS, random_target
-from structured_voronoi.base import Rng
+from helpers import ALL_SAMPLERS, boxed_target
 from structured_voronoi.geometry.cells import cells_of
+from structured_voronoi.streams import Rng
 
 EMBEDDINGS = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]])
 TABLE = torch.zeros(3, 3)
@@ -166,7 +166,7 @@ UNIFORM = {name: sampler for name, sampler in ALL_SAMPLERS.items() if "uniform" 
 
 @pytest.mark.parametrize("sampler", UNIFORM.values(), ids=UNIFORM.keys())
 def test_the_uniform_base_needs_a_box(sampler: Any) -> None:
-    target = random_target(1)
+    target = boxed_target(1)
     target.box = None
     with pytest.raises(sv.SamplingError, match="this target has no `box`; give it one or use base='gaussian'"):
         sampler.init(target, Rng(0, 2), None)
@@ -174,7 +174,7 @@ def test_the_uniform_base_needs_a_box(sampler: Any) -> None:
 
 @pytest.mark.parametrize("sampler", ALL_SAMPLERS.values(), ids=ALL_SAMPLERS.keys())
 def test_a_disallowed_start_is_refused_by_every_sampler(sampler: Any) -> None:
-    target = random_target(1)
+    target = boxed_target(1)
     target.allowed = torch.arange(6) != 4
     if hasattr(sampler, "tuned"):
         sampler = sampler if sampler.scale != "auto" else sv.SVS(scale=0.5)

@@ -7,14 +7,13 @@ import torch
 from torch import Tensor
 
 import structured_voronoi as sv
-from helpers import random_target
-from structured_voronoi.base import Enumerable
+from structured_voronoi.contracts import Enumerable
 from structured_voronoi.geometry.cells import cells_of
 from structured_voronoi.targets.categorical import TOY_PROBABILITIES, hypercube, toy
 
 
 def test_tabular_reads_its_table() -> None:
-    target = random_target(1, tokens=3, length=2)
+    target = sv.verify.random_target(1, tokens=3, length=2)
     target.table[1, 2] = -torch.inf
     tokens = torch.tensor([[0, 1], [2, 2], [1, 2]])
     log_prob, field = target.log_prob_and_grad(tokens)
@@ -25,7 +24,7 @@ def test_tabular_reads_its_table() -> None:
 
 
 def test_tabular_lists_its_possible_states_with_their_probabilities() -> None:
-    target = random_target(1, tokens=3, length=2)
+    target = sv.verify.random_target(1, tokens=3, length=2)
     target.table[1, 2] = -torch.inf
     assert isinstance(target, Enumerable)
     states = [state for state in itertools.product(range(3), repeat=2) if state != (1, 2)]

@@ -1,4 +1,8 @@
-"""p-NCG, Gibbs-with-gradients and Refresh on targets so small that their transition matrix can be written down."""
+"""p-NCG, Gibbs-with-gradients and Refresh on targets so small that their transition matrix can be written down.
+
+Matrices are made of the samplers' own proposals and their own ratios; a step is then held against its row. So a wrong
+proposal, a wrong ratio, and a step that uses another ratio than it says are all seen: the broken twins are.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +14,31 @@ from scipy import stats
 from torch import Tensor
 
 import structured_voronoi as sv
-from helpers import random_target
-from structured_voronoi.base import Rng
-from structured_voronoi.experiments.verify import sentences
-from structured_voronoi.samplers import gwg, pncg, proposals, refresh
-from structured_voronoi.samplers.evaluation import cells_of_target
+from structured_voronoi.problem.problem import bind
+from structured_voronoi.samplers import refresh
+from structured_voronoi.streams import Rng
 from structured_voronoi.targets.tabular import AutoregressiveTable
+from structured_voronoi.verify.twins import (
+    GibbsWithoutReverse,
+    PNCGWithoutReverse,
+    RefreshBlindToControls,
+    RefreshWithoutRatio,
+)
 
-SAMPLERS: dict[str, Any] = {
-    "pncg norm 2": sv.PNCG(step_size=3.0),
-    "pncg norm 1": sv.PNCG(step_size=3.0, norm=1.0),
-    "gibbs with gradients": sv.GibbsWithGradients(),
+SAMPLERS: dict[str, tuple[Any, Any]] = {
+    "pncg norm 2": (sv.PNCG(step_size=3.0), PNCGWithoutReverse(step_size=3.0)),
+    "pncg norm 1": (sv.PNCG(step_size=3.0, norm=1.0), PNCGWithoutReverse(step_size=3.0, norm=1.0)),
+    "gibbs with gradients": (sv.GibbsWithGradients(), GibbsWithoutReverse()),
 }
-EVERY_SAMPLER = pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS.keys())
-TARGET = random_target(8, tokens=4, length=2, dimensions=3, field_sd=1.0)
-CHAINS = 200_000
+EVERY_SAMPLER = pytest.mark.parametrize(("sampler", "twin"), SAMPLERS.values(), ids=SAMPLERS.keys())
+TARGET = sv.verify.random_target(8, tokens=4, length=2, dimensions=3, field_sd=1.0)
+CHAINS = 50_000
+"""Enough for the row of a twin to be told from that of its sampler at p < 1e-9."""
 
 
 def proposal_matrix(sampler: Any, target: sv.TabularTarget) -> Tensor:
     """q(m' | m) for every pair of states, from the sampler's own log_proposal."""
-    states, cells = target.support(), cells_of_target(target)
+    states, cells = target.support(), bind(target).cells()
     log_q = sampler.log_proposal(cells, cells.cell_of[states], target.log_prob_and_grad(states)[1])
     if isinstance(sampler, sv.PNCG):
         return sum(log_q[:, n, states[:, n]] for n in range(target.length)).exp()
@@ -57,34 +66,35 @@ def formula_matrix(sampler: Any, target: sv.TabularTarget) -> Tensor:
     return weight / weight.sum(-1, keepdim=True)
 
 
-def transition_matrix(proposal: Tensor, truth: Tensor, reverse: bool = True) -> Tensor:
-    """K, with acceptance min(1, p(m') q(m|m') / p(m) q(m'|m)); the twin leaves the proposals' ratio out."""
-    ratio = truth / truth[:, None]
-    if reverse:
-        ratio = torch.where(proposal > 0, ratio * proposal.T / proposal, 0)
-    moves = proposal * ratio.clamp(max=1)
+def transition_matrix(sampler: Any, target: sv.TabularTarget) -> Tensor:
+    """K: the sampler's own proposals, accepted with min(1, its own ratio)."""
+    proposal, energy = proposal_matrix(sampler, target), -target.log_prob(target.support())
+    here, there = ((proposal > 0).nonzero()).unbind(-1)
+    log_q = proposal.log()
+    ratio = sampler.log_ratio(energy[here], energy[there], log_q[here, there], log_q[there, here])
+    moves = torch.zeros_like(proposal)
+    moves[here, there] = proposal[here, there] * ratio.exp().clamp(max=1)
     moves.fill_diagonal_(0)
     return moves + torch.diag(1 - moves.sum(-1))
 
 
 @EVERY_SAMPLER
-def test_the_proposal_is_the_published_one(sampler: Any) -> None:
+def test_the_proposal_is_the_published_one(sampler: Any, twin: Any) -> None:
     assert torch.allclose(proposal_matrix(sampler, TARGET), formula_matrix(sampler, TARGET), rtol=1e-10, atol=1e-15)
 
 
 @EVERY_SAMPLER
 @pytest.mark.parametrize("seed", range(3))
-def test_the_truth_is_stationary(sampler: Any, seed: int) -> None:
-    target = random_target(seed, tokens=4, length=2, field_sd=1.0)
-    truth, proposal = target.probabilities(), proposal_matrix(sampler, target)
-    assert (truth @ transition_matrix(proposal, truth) - truth).abs().max() < 1e-12
-    assert (truth @ transition_matrix(proposal, truth, reverse=False) - truth).abs().max() > 1e-4
+def test_the_truth_is_stationary(sampler: Any, twin: Any, seed: int) -> None:
+    target = sv.verify.random_target(seed, tokens=4, length=2, field_sd=1.0)
+    truth = target.probabilities()
+    assert (truth @ transition_matrix(sampler, target) - truth).abs().max() < 1e-12
+    assert (truth @ transition_matrix(twin, target) - truth).abs().max() > 1e-4
 
 
-def row_p_value(sampler: Any, state: int) -> float:
-    """Chi-square of where 200,000 chains go in one step from a state against the state's row of K."""
-    truth = TARGET.probabilities()
-    row = transition_matrix(proposal_matrix(sampler, TARGET), truth)[state]
+def row_p_value(matrix: Tensor, sampler: Any, state: int) -> float:
+    """Chi-square of where chains go in one step of the sampler from a state against the state's row of a matrix."""
+    row = matrix[state]
     start = TARGET.support()[state].expand(CHAINS, -1).clone()
     rng = Rng(11, CHAINS)
     after, _ = sampler.step(TARGET, rng, sampler.init(TARGET, rng, start))
@@ -98,27 +108,18 @@ def row_p_value(sampler: Any, state: int) -> float:
 
 @EVERY_SAMPLER
 @pytest.mark.parametrize("state", [0, 9])
-def test_a_step_follows_its_row_of_the_matrix(sampler: Any, state: int) -> None:
-    assert row_p_value(sampler, state) > 1e-4
+def test_a_step_follows_its_row_of_the_matrix(sampler: Any, twin: Any, state: int) -> None:
+    """And the twin, which proposes the same and accepts otherwise, does not follow it, but its own."""
+    right, wrong = (transition_matrix(one, TARGET) for one in (sampler, twin))
+    assert row_p_value(right, sampler, state) > 1e-4
+    assert row_p_value(right, twin, state) < 1e-9
+    assert row_p_value(wrong, twin, state) > 1e-4
 
 
-@EVERY_SAMPLER
-def test_a_step_without_the_reverse_proposal_is_caught(sampler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_reverse(target: Any, guidance: Any, state: Any, proposed: Tensor, *rest: Any) -> Any:
-        log_forward, _, level = rest
-        return proposals.metropolis_hastings(
-            target, guidance, state, proposed, log_forward, lambda cells, gradient: log_forward, level
-        )
-
-    for module in (pncg, gwg):
-        monkeypatch.setattr(module, "metropolis_hastings", without_reverse)
-    assert row_p_value(sampler, state=9) < 1e-9
-
-
-def refresh_matrix(target: AutoregressiveTable, begin: int, end: int, ratio: Any) -> Tensor:
+def refresh_matrix(sampler: sv.Refresh, target: AutoregressiveTable, begin: int, end: int) -> Tensor:
     """K of a redraw of one block: every state, every block that could be drawn, and the sampler's own ratio."""
     states = target.support()
-    every = sv.Refresh().init(target, Rng(0, len(states)), states)
+    every = sampler.init(target, Rng(0, len(states)), states)
     step = target.conditionals(states, 0).gather(-1, states[..., None]).squeeze(-1)  # log p of each token
     matrix = torch.zeros(len(states), len(states), dtype=torch.float64)
     for i in range(len(states)):
@@ -127,7 +128,7 @@ def refresh_matrix(target: AutoregressiveTable, begin: int, end: int, ratio: Any
         for n in [*range(begin), *range(end, target.length)]:
             same &= states[:, n] == states[i, n]
         drawn = step[:, begin:end].sum(-1).exp()  # given what stands before, which is the same
-        matrix[i] = torch.where(same, drawn * ratio(here, every, end).exp().clamp(max=1), 0)
+        matrix[i] = torch.where(same, drawn * sampler.log_ratio(here, every, end).exp().clamp(max=1), 0)
     matrix.fill_diagonal_(0)
     return matrix + torch.diag(1 - matrix.sum(-1))
 
@@ -135,10 +136,14 @@ def refresh_matrix(target: AutoregressiveTable, begin: int, end: int, ratio: Any
 @pytest.mark.parametrize("controlled", [False, True])
 @pytest.mark.parametrize(("begin", "end"), [(0, 1), (1, 2), (0, 2), (1, 3), (0, 3)])
 def test_the_truth_is_stationary_under_redraws(begin: int, end: int, controlled: bool) -> None:
-    target = sentences(controlled)
+    target = sv.verify.sentences(controlled)
     truth = target.probabilities()
-    apart = truth @ refresh_matrix(target, begin, end, refresh.log_ratio) - truth
-    assert apart.abs().max() < 1e-12
+
+    def apart(sampler: sv.Refresh) -> float:
+        return float((truth @ refresh_matrix(sampler, target, begin, end) - truth).abs().max())
+
+    assert apart(sv.Refresh()) < 1e-12
     if controlled or end < 3:  # a suffix of a plain model is always accepted
-        blind = refresh_matrix(target, begin, end, lambda here, there, stop: torch.zeros(len(there.tokens)))
-        assert (truth @ blind - truth).abs().max() > 1e-4
+        assert apart(RefreshWithoutRatio()) > 1e-4
+    if controlled:
+        assert apart(RefreshBlindToControls()) > 1e-4

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from helpers import PROPERTY, random_target
-from structured_voronoi.base import Rng
+import structured_voronoi as sv
+from helpers import PROPERTY
 from structured_voronoi.geometry.cells import Cells, cells_of
 from structured_voronoi.geometry.crossings import Crossing, Cursor, fresh_cursor, next_on_circle, next_on_line
+from structured_voronoi.streams import Rng
 
 GRID = 4001
 TURNS = 9.0
@@ -24,7 +25,7 @@ class Paths:
     """Random chains on random circles and lines, each starting in the cell of its own tokens."""
 
     def __init__(self, seed: int, tokens: int, length: int, dimensions: int, chains: int = 6, memory: int = 2**28):
-        self.cells = cells_of(random_target(seed, tokens, 1, dimensions).embeddings, memory=memory)
+        self.cells = cells_of(sv.verify.random_target(seed, tokens, 1, dimensions).embeddings, memory=memory)
         rng = Rng(seed, chains)
         self.centre, self.velocity = (rng.normal(length, dimensions) for _ in range(2))
         self.x = 1.5 * rng.normal(length, dimensions)

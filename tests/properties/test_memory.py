@@ -12,7 +12,7 @@ PROGRAM = """
 import resource, sys
 import torch
 from structured_voronoi.geometry.cells import cells_of
-from structured_voronoi.geometry.motion import CLOSED, Particle, Rotation, travel
+from structured_voronoi.geometry.motion import CLOSED, Journey, Particle, Rotation, travel
 
 torch.set_num_threads(1)
 generator = torch.Generator().manual_seed(0)
@@ -21,7 +21,7 @@ cell = torch.randint(200_000, (16, 8), generator=generator)
 x, r = cells.points(cell), torch.randn(16, 8, 8, generator=generator)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 start = Particle(cell, x, r, torch.zeros(16), x)
-travel(cells, start, torch.full((16,), 0.5), Rotation(0.1), CLOSED, None, max_events=3)
+travel(Journey(cells, start, torch.full((16,), 0.5), Rotation(0.1), CLOSED, None, max_events=3))
 after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 print((after - before) * 1024)
 """
