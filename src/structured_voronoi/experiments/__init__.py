@@ -21,7 +21,9 @@ class Experiment(NamedTuple):
 
 
 EXPERIMENTS = {
-    "toy": Experiment("toy.toy", "four cells in the plane: trajectory, JS divergence by temperature, iterations, elements"),
+    "toy": Experiment(
+        "toy.toy", "four cells in the plane: trajectory, JS divergence by temperature, iterations, elements"
+    ),
     "hypercube": Experiment("toy.hypercube", "2^k cells in R^k: JS divergence by dimension"),
     "lm": Experiment("text.lm", "perplexities of texts of every sampler beside ancestral ones", takes_data=True),
     "truth": Experiment(

@@ -2,76 +2,80 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from structured_voronoi.experiments.control_cells import Cell, Task, draw_cell
+from structured_voronoi.experiments.control.draws import DrawAll, Draws, DrawTask, MethodSetting
 from structured_voronoi.experiments.report import table
-from structured_voronoi.experiments.text_models import LENGTH
-from structured_voronoi.experiments.workers import side_by_side
 from structured_voronoi.metrics.divergence import difference
 from structured_voronoi.metrics.text import bootstrap_ratio, distinct, perplexity
 
-STEPS, SET = 60, 20
-"""Steps of each chain; texts of one set for Dist-n."""
-BOTH = ("svs+refresh", "rejection")
+SET = 20
+"""Texts of one set for Dist-n."""
+SVS_AND_REFRESH, REJECTION = BOTH = ("svs+refresh", "rejection")
 
 
-def against_rejection(
-    task: Task, targets: tuple[str, ...], weight: float, count: int, seed: int, progress: bool
+def compare_with_rejection(
+    draw: DrawAll, targets: tuple[str, ...], weight: float, count: int, length: int, steps: int, seed: int
 ) -> dict[str, Any]:
     """``count`` texts a target of both at one weight γ, and how they differ."""
-    cells = [Cell(method, target, count, weight, steps=STEPS, seed=seed + 7) for target in targets for method in BOTH]
-    drawn = side_by_side(partial(draw_cell, task=task), cells, f"against rejection, γ = {weight:g}", progress)
-    found = compared({method: [one for one in drawn if one["method"] == method] for method in BOTH})
-    return {"weight": weight, **found}
+    setting = MethodSetting(weight)
+    tasks = [
+        DrawTask(method, target, count, length, setting, steps=steps, seed=seed + 7)
+        for target in targets
+        for method in BOTH
+    ]
+    batches = draw(tasks, f"against rejection, γ = {weight:g}")
+    by_method = {method: [batch for batch in batches if batch["method"] == method] for method in BOTH}
+    return {"weight": weight, "steps": steps, **compare_draws(by_method, length)}
 
 
-def compared(drawn: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+def compare_draws(by_method: dict[str, list[Draws]], length: int) -> dict[str, Any]:
     """Success, energy, perplexity and Dist-1 of both, with intervals of their differences and ratios."""
     success, energy, ppl, dist = {}, {}, {}, {}
-    for method, cells in drawn.items():
-        success[method] = np.concatenate([np.array(one["judged"]) == one["target"] for one in cells])
-        energy[method] = np.concatenate([one["energy"] for one in cells])
-        ppl[method] = np.concatenate([perplexity(np.array(one["log_prob"]), LENGTH) for one in cells])
-        dist[method] = np.array(
-            [distinct(one["tokens"][i : i + SET], 1) for one in cells for i in range(0, len(one["tokens"]), SET)]
+    for method, batches in by_method.items():
+        success[method] = np.concatenate([np.array(batch["judged"]) == batch["target"] for batch in batches]).astype(
+            float
         )
-    mine, truth = BOTH
-    gap, error = difference(success[mine].astype(float), success[truth].astype(float))
-    energy_difference, energy_error = difference(energy[mine], energy[truth])
+        energy[method] = np.concatenate([batch["energy"] for batch in batches])
+        ppl[method] = np.concatenate([perplexity(np.array(batch["log_prob"]), length) for batch in batches])
+        dist[method] = np.array(
+            [
+                distinct(batch["tokens"][i : i + SET], 1)
+                for batch in batches
+                for i in range(0, len(batch["tokens"]), SET)
+            ]
+        )
+    gap, error = difference(success[SVS_AND_REFRESH], success[REJECTION])
+    energy_difference, energy_error = difference(energy[SVS_AND_REFRESH], energy[REJECTION])
     return {
-        "count": len(success[mine]),
+        "count": len(success[SVS_AND_REFRESH]),
         "success": {method: float(success[method].mean()) for method in BOTH},
         "success_difference": [gap, gap - 1.96 * error, gap + 1.96 * error],
         "energy": {method: float(energy[method].mean()) for method in BOTH},
         "energy_difference": [energy_difference, 1.96 * energy_error],
         "perplexity": {method: float(ppl[method].mean()) for method in BOTH},
-        "perplexity_ratio": list(bootstrap_ratio(ppl[mine], ppl[truth])),
+        "perplexity_ratio": list(bootstrap_ratio(ppl[SVS_AND_REFRESH], ppl[REJECTION])),
         "distinct": {method: float(dist[method].mean()) for method in BOTH},
-        "distinct_ratio": list(bootstrap_ratio(dist[mine], dist[truth])),
-        "evaluations": {method: float(np.mean([one["evaluations"] for one in drawn[method]])) for method in BOTH},
-        "seconds": {method: float(np.sum([one["seconds_taken"] for one in drawn[method]])) for method in BOTH},
+        "distinct_ratio": list(bootstrap_ratio(dist[SVS_AND_REFRESH], dist[REJECTION])),
+        "evaluations": {
+            method: float(np.mean([batch["evaluations"] for batch in by_method[method]])) for method in BOTH
+        },
+        "seconds": {method: float(np.sum([batch["seconds_taken"] for batch in by_method[method]])) for method in BOTH},
     }
 
 
-def rejection_markdown(found: dict[str, Any]) -> str:
-    success, energy = found["success_difference"], found["energy_difference"]
-    ratio, dist = found["perplexity_ratio"], found["distinct_ratio"]
-    body = [
-        [
-            method,
-            *(found[key][method] for key in ("success", "energy", "perplexity", "distinct", "evaluations", "seconds")),
-        ]
-        for method in BOTH
-    ]
+def rejection_markdown(results: dict[str, Any]) -> str:
+    success, energy = results["success_difference"], results["energy_difference"]
+    ratio, dist = results["perplexity_ratio"], results["distinct_ratio"]
+    columns = ("success", "energy", "perplexity", "distinct", "evaluations", "seconds")
+    body = [[method, *(results[column][method] for column in columns)] for method in BOTH]
     header = ["", "success", "energy", "perplexity", "Dist-1", "LM evaluations a text", "seconds of one core"]
     return "\n\n".join(
         [
-            f"{found['count']} texts of each, γ = {found['weight']:g}; {STEPS} steps of SVS and Refresh from ancestral "
-            "texts.",
+            f"{results['count']} texts of each, γ = {results['weight']:g}; {results['steps']} steps of SVS and Refresh "
+            "from ancestral texts.",
             table(header, body),
             f"Differences (SVS minus rejection, 95 % intervals): success {success[0]:+.3f} ({success[1]:+.3f} to "
             f"{success[2]:+.3f}); energy {energy[0]:+.2f} ± {energy[1]:.2f}. Ratios: perplexity {ratio[0]:.3f} "

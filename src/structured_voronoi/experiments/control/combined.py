@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -10,108 +11,121 @@ from typing import Any
 
 import numpy as np
 
-from structured_voronoi.base import Control, Sampler, is_independent
+from structured_voronoi.contracts import Control, is_independent
 from structured_voronoi.controls.classifier import Classifier
 from structured_voronoi.controls.predicate import Predicate
+from structured_voronoi.experiments.control.foods import train_food_guide
+from structured_voronoi.experiments.control.task import ClassifierRecipes
 from structured_voronoi.experiments.report import table, write_report
-from structured_voronoi.experiments.text_models import LENGTH, experiment_model, model_name, named
-from structured_voronoi.experiments.topic import topic_guide
-from structured_voronoi.experiments.workers import side_by_side
+from structured_voronoi.experiments.text.models import TextSettings, model_name, prepare_model, report_name
 from structured_voronoi.metrics.divergence import difference
-from structured_voronoi.run.sampling import steps
-from structured_voronoi.samplers.ancestral import Ancestral
-from structured_voronoi.samplers.choices import text_sampler
+from structured_voronoi.run.presets import text_sampler
+from structured_voronoi.run.sampling import start_chains
+from structured_voronoi.run.workers import side_by_side
 from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.language_model import LanguageModel
 
-CASES = ("three controls", "a regular expression")
-STEPS = {CASES[0]: 120, CASES[1]: 40}
-"""Of SVS and Refresh: where two words must be there, few redraws are accepted."""
-BASE_TEXTS = 4000
+THREE_CONTROLS, ONE_REGEX = CASES = ("three controls", "a regular expression")
+SAMPLERS = ("rejection", "svs+refresh", "ancestral")
 
 
-def controls(case: str, guide: str | None) -> dict[Control, float]:
-    """The food is by the bundled classifier, or by one trained for the user's model."""
-    if case == CASES[1]:
+@dataclass(frozen=True)
+class Settings:
+    runs: int = 400
+    """Texts of both samplers in both cases."""
+    seed: int = 0
+    data: str | None = None
+    progress: bool = True
+    workers: int | None = None
+    text: TextSettings = field(default_factory=TextSettings)
+    classifiers: ClassifierRecipes = field(default_factory=ClassifierRecipes)
+    steps: int = 120
+    """Of SVS and Refresh under three controls: where two words must be there, few redraws are accepted."""
+    regex_steps: int = 40
+    """The same under the regular expression."""
+    base_texts: int = 4000
+    """Ancestral ones, for the base rate."""
+
+
+def controls(case: str, guide: str) -> dict[Control, float]:
+    """The controls of a case and their weights; ``guide`` is the classifier of food, by name or folder."""
+    if case == ONE_REGEX:
         return {Predicate.regex(r"(?i)\b(pub|coffee shop)\b"): 1.0}
-    food = Classifier.load("food" if guide is None else guide, "Italian")
+    food = Classifier.load(guide, "Italian")
     return {food: 1.5, Predicate.keyword("family"): 1.0, Predicate.regex(r"(?i)\briverside\b"): 1.0}
 
 
-def run(out: Path, runs: int = 400, seed: int = 0, progress: bool = True, data: str | None = None) -> list[Path]:
-    """``runs`` texts of both samplers in both cases."""
-    model, guide = experiment_model(data, progress), None
+def run(settings: Settings, out: Path) -> list[Path]:
+    """Both samplers in both cases, and how they differ."""
+    data, progress, length = settings.data, settings.progress, settings.text.length
+    model, guide = prepare_model(data, settings.text.recipe, progress), "food"
     if data is not None:
-        guide = topic_guide(data, progress)
-    tasks = [(case, name) for case in CASES for name in ("rejection", "svs+refresh", "ancestral")]
-    work = partial(_draw, model=model, guide=guide, runs=runs, seed=seed)
-    found = dict(zip(tasks, side_by_side(work, tasks, "combined", progress), strict=True))
-    rows = [
-        _compared(case, {name: found[case, name] for name in ("rejection", "svs+refresh", "ancestral")})
-        for case in CASES
-    ]
-    results = {"runs": runs, "seed": seed, "rows": rows, "model": model_name(data)}
-    stem = named("combined", data)
-    return write_report(out, stem, results, _markdown(results), {})
+        guide = train_food_guide(data, model, settings.classifiers, length, progress)
+    tasks = [(case, name) for case in CASES for name in SAMPLERS]
+    work = partial(_draw, model=model, guide=guide, settings=settings)
+    drawn = dict(zip(tasks, side_by_side(work, tasks, "combined", progress, settings.workers), strict=True))
+    rows = [_compare(case, *(drawn[case, name] for name in SAMPLERS)) for case in CASES]
+    results = {"runs": settings.runs, "seed": settings.seed, "rows": rows, "model": model_name(data)}
+    return write_report(out, report_name("combined", data), results, _markdown(results, settings), {})
 
 
-def _draw(task: tuple[str, str], model: str, guide: str | None, runs: int, seed: int) -> dict[str, Any]:
+def _draw(task: tuple[str, str], model: str, guide: str, settings: Settings) -> dict[str, Any]:
     """Energies of the draws, and which of them satisfy every control."""
     case, name = task
-    lm = LanguageModel.load(model, length=LENGTH)
-    target = Controlled(lm, controls(case, guide))
+    lm = LanguageModel.load(model, length=settings.text.length)
+    target, sampler = Controlled(lm, controls(case, guide)), text_sampler(name)
+    begun = process_time()
     if name == "ancestral":
-        tokens, info = next(steps(lm, Ancestral(), BASE_TEXTS, seed + 1))
+        chains = start_chains(lm, sampler, settings.base_texts, settings.seed + 1)
     else:
-        sampler: Sampler = text_sampler(name)
-        begun = process_time()
-        *_, (tokens, info) = islice(steps(target, sampler, runs, seed), 1 if is_independent(sampler) else STEPS[case])
-    scores = target.control_log_probs(tokens)
+        chains = start_chains(target, sampler, settings.runs, settings.seed)
+    steps = settings.regex_steps if case == ONE_REGEX else settings.steps
+    *_, (state, info) = islice(chains, 1 if is_independent(sampler) else steps)
+    seconds = process_time() - begun
+    scores = target.control_log_probs(state.tokens)
     met = np.all([score.exp().numpy() > 0.5 for score in scores.values()], axis=0)
     return {
         "energies": info.energy.double().tolist(),
         "met": met.tolist(),
-        "seconds": 0.0 if name == "ancestral" else process_time() - begun,
+        "seconds": seconds,
         "tries": float(info.evaluations.double().mean()),
-        "example": lm.decode(tokens[int(met.argmax())]),
+        "example": lm.decode(state.tokens[int(met.argmax())]),
     }
 
 
-def _compared(case: str, found: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _compare(case: str, rejection: dict[str, Any], svs: dict[str, Any], ancestral: dict[str, Any]) -> dict[str, Any]:
     from scipy import stats
 
-    mine, truth = found["svs+refresh"], found["rejection"]
-    energies = [np.array(one["energies"]) for one in (mine, truth)]
-    met = [np.array(one["met"], dtype=float) for one in (mine, truth)]
+    energies = [np.array(draws["energies"]) for draws in (svs, rejection)]
+    met = [np.array(draws["met"], dtype=float) for draws in (svs, rejection)]
     return {
         "case": case,
-        "base_rate": float(np.mean(found["ancestral"]["met"])),
-        "met": [float(one.mean()) for one in met],
+        "base_rate": float(np.mean(ancestral["met"])),
+        "met": [float(values.mean()) for values in met],
         "met_difference": difference(*met),
-        "energy": [float(one.mean()) for one in energies],
+        "energy": [float(values.mean()) for values in energies],
         "energy_difference": difference(*energies),
         "ks_p": float(stats.ks_2samp(*energies).pvalue),
-        "seconds": [mine["seconds"], truth["seconds"]],
-        "tries": truth["tries"],
-        "example": mine["example"],
+        "seconds": [svs["seconds"], rejection["seconds"]],
+        "tries": rejection["tries"],
+        "example": svs["example"],
     }
 
 
-def _markdown(results: dict[str, Any]) -> str:
+def _markdown(results: dict[str, Any], settings: Settings) -> str:
     intro = (
-        f"Model: {results['model']}, N = {LENGTH}, seed {results['seed']}; {results['runs']} texts of each, "
-        f"{STEPS[CASES[0]]} and {STEPS[CASES[1]]} steps of SVS and Refresh. A text succeeds if every "
-        "control gives it more than ½; the base rate is that of "
-        f"{BASE_TEXTS:,} ancestral texts. Three controls: food = Italian (weight 1.5), the word family, the "
-        "word riverside. The regular expression asks for a pub or a coffee shop. Differences are SVS minus rejection, "
-        "± standard error; seconds are of one core."
+        f"Model: {results['model']}, N = {settings.text.length}, seed {results['seed']}; {results['runs']} texts of "
+        f"each, {settings.steps} and {settings.regex_steps} steps of SVS and Refresh. A text succeeds if every control "
+        f"gives it more than ½; the base rate is that of {settings.base_texts:,} ancestral texts. Three controls: food "
+        "= Italian (weight 1.5), the word family, the word riverside. The regular expression asks for a pub or a "
+        "coffee shop. Differences are SVS minus rejection, ± standard error; seconds are of one core."
     )
     body = [
         [
             row["case"],
             f"{row['base_rate']:.2%}",
-            _both(row["met"], row["met_difference"]),
-            _both(row["energy"], row["energy_difference"]),
+            _format_both(row["met"], row["met_difference"]),
+            _format_both(row["energy"], row["energy_difference"]),
             row["ks_p"],
             f"{row['seconds'][0]:.0f} / {row['seconds'][1]:.0f}",
             row["tries"],
@@ -130,5 +144,5 @@ def _markdown(results: dict[str, Any]) -> str:
     return "\n\n".join(["# Controls together", intro, table(header, body)])
 
 
-def _both(values: list[float], apart: tuple[float, float]) -> str:
+def _format_both(values: list[float], apart: tuple[float, float]) -> str:
     return f"{values[0]:.3f} / {values[1]:.3f} ({apart[0]:+.3f} ± {apart[1]:.3f})"

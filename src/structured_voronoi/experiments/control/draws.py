@@ -1,6 +1,6 @@
-"""One cell of a table of controlled generation: a method, its setting, a target; drawn, judged, and kept in a file.
+"""Texts of one method for one target of controlled generation: drawn, judged, and kept in a file.
 
-A finished cell is saved at once, so that a run that was stopped goes on where it was.
+What is drawn is saved at once, so that a run that was stopped goes on where it was.
 """
 
 from __future__ import annotations
@@ -9,20 +9,21 @@ import hashlib
 import json
 import os
 import time
-from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial, reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from structured_voronoi.base import Info, Rng, Sampler, Start, Target, added, is_independent
+from structured_voronoi.contracts import Info, Sampler, Start, Target, is_independent, merge_infos
 from structured_voronoi.controls.classifier import Classifier
-from structured_voronoi.experiments.text_models import LENGTH
 from structured_voronoi.models.judge import Judge
 from structured_voronoi.models.prefix_classifier import PrefixClassifier
-from structured_voronoi.samplers.choices import text_sampler
+from structured_voronoi.run.presets import text_sampler
+from structured_voronoi.run.sampling import start_chains
+from structured_voronoi.run.workers import side_by_side
 from structured_voronoi.samplers.fudge import Fudge
 from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.language_model import LanguageModel
@@ -31,102 +32,123 @@ FUDGE_LEAST = 1e-4
 """Of the 200 most probable tokens FUDGE's predictor is asked about those at least so probable: a BiLSTM is slow."""
 
 
-class Task(NamedTuple):
-    """Where everything is that a task of controlled generation needs; all are paths of folders."""
+class TaskFolders(NamedTuple):
+    """Where everything is that a task of controlled generation needs."""
 
     model: str
     guide: str
     prefix: str
     judge: str
-    cells: str
+    draws: str
 
 
 @dataclass(frozen=True)
-class Cell:
-    """What is to be drawn."""
+class MethodSetting:
+    """What the grid search varies."""
 
-    method: str
-    target: str
-    count: int
-    """Texts, one a chain."""
     weight: float = 1.5
     """γ of the control"""
     step_size: float = 1.0
     """ε of Langevin, MuCoLa and the paper's SVS; α of p-NCG."""
     start: str = "ancestral"
+
+
+@dataclass(frozen=True)
+class DrawTask:
+    """Which texts are to be drawn, and how. Chains end after their steps or their seconds, whichever comes first."""
+
+    method: str
+    target: str
+    count: int
+    """Texts, one a chain."""
+    length: int
+    setting: MethodSetting = field(default_factory=MethodSetting)
     seconds: float | None = None
-    """Chains run for so much time of one core …"""
+    """Time of one core for all chains together."""
     steps: int | None = None
-    """… or for so many steps."""
     seed: int = 0
 
 
-def draw_cell(cell: Cell, task: Task) -> dict[str, Any]:
-    """The texts of a cell and what is known of them: from its file, or drawn now."""
-    sampler = _sampler(cell, task)
-    path = Path(task.cells) / _file(cell, sampler)
+Draws = dict[str, Any]
+"""The texts of a task and what is known of them."""
+DrawAll = Callable[[Sequence[DrawTask], str], list[Draws]]
+"""(tasks, what to call them) -> the draws of each."""
+
+
+def draw_all(
+    tasks: Sequence[DrawTask], what: str, folders: TaskFolders, progress: bool, workers: int | None
+) -> list[Draws]:
+    """The draws of every task, side by side."""
+    return side_by_side(partial(draw_texts, folders=folders), tasks, what, progress, workers)
+
+
+def draw_texts(task: DrawTask, folders: TaskFolders) -> Draws:
+    """The draws of one task: from their file, or drawn now."""
+    sampler = _make_sampler(task, folders)
+    path = Path(folders.draws) / _file_name(task, sampler)
     if path.exists():
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return found
-    model = _language_model(task.model)
-    target = Controlled(model, {Classifier.load(task.guide, cell.target): cell.weight})
+        kept: Draws = json.loads(path.read_text(encoding="utf-8"))
+        return kept
+    model, weight = _language_model(folders.model, task.length), task.setting.weight
+    target = Controlled(model, {Classifier.load(folders.guide, task.target): weight})
     begun = time.process_time()
-    tokens, info, steps = _run(model if cell.method == "ancestral" else target, sampler, cell)
+    tokens, info, steps = _run(model if task.method == "ancestral" else target, sampler, task)
     seconds = time.process_time() - begun
     texts = [model.decode(row) for row in tokens]
     (guide,) = target.control_log_probs(tokens).values()
     log_prob = model.log_prob(tokens)
-    found = {
-        **asdict(cell),
+    asked = info.events if task.method == "fudge" else info.evaluations
+    draws = {
+        "method": task.method,
+        "target": task.target,
+        **asdict(task.setting),
         "texts": texts,
         "tokens": tokens.tolist(),
         "log_prob": log_prob.tolist(),
-        "energy": (-log_prob - cell.weight * guide).tolist(),
+        "energy": (-log_prob - weight * guide).tolist(),
         "guide": guide.exp().tolist(),
-        "judged": Judge.load(Path(task.judge)).predict(texts),
+        "judged": Judge.load(Path(folders.judge)).predict(texts),
         "evaluations": float(info.evaluations.double().mean()),
-        "control_evaluations": float((info.events if cell.method == "fudge" else info.evaluations).double().mean())
-        * (cell.method != "ancestral"),
+        "control_evaluations": 0.0 if task.method == "ancestral" else float(asked.double().mean()),
         "steps_taken": steps,
         "seconds_taken": seconds,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(f".{os.getpid()}")
-    unfinished.write_text(json.dumps(found), encoding="utf-8")
+    unfinished.write_text(json.dumps(draws), encoding="utf-8")
     os.replace(unfinished, path)
-    return found
+    return draws
 
 
-def _file(cell: Cell, sampler: Sampler) -> str:
-    whole = json.dumps([asdict(cell), LENGTH, repr(sampler)], sort_keys=True)
-    return f"{cell.method}-{cell.target}-{hashlib.sha256(whole.encode()).hexdigest()[:10]}.json"
+def _file_name(task: DrawTask, sampler: Sampler) -> str:
+    key = json.dumps([asdict(task), repr(sampler)], sort_keys=True)
+    return f"{task.method}-{task.target}-{hashlib.sha256(key.encode()).hexdigest()[:10]}.json"
 
 
 @cache
-def _language_model(folder: str) -> LanguageModel:
-    return LanguageModel.load(folder, length=LENGTH)
+def _language_model(folder: str, length: int) -> LanguageModel:
+    return LanguageModel.load(folder, length=length)
 
 
-def _sampler(cell: Cell, task: Task) -> Sampler:
-    if cell.method == "fudge":
-        predictor = partial(PrefixClassifier.load(Path(task.prefix)).log_prob, label=cell.target)
-        return Fudge(predictor, cell.weight, least=FUDGE_LEAST)
-    sampler: Any = text_sampler(cell.method)
-    settings = {"step_size": cell.step_size} if hasattr(sampler, "step_size") else {}
-    if cell.method == "svs-paper":
-        settings["discontinuity_step"] = 0.3  # the paper's for control; 0.4 is that for plain text
-    return replace(sampler, **settings) if settings else sampler  # type: ignore[no-any-return]
+def _make_sampler(task: DrawTask, folders: TaskFolders) -> Sampler:
+    if task.method == "fudge":
+        predictor = partial(PrefixClassifier.load(Path(folders.prefix)).log_prob, label=task.target)
+        return Fudge(predictor, task.setting.weight, least=FUDGE_LEAST)
+    sampler: Any = text_sampler(task.method)
+    changes = {"step_size": task.setting.step_size} if hasattr(sampler, "step_size") else {}
+    if task.method == "svs-paper":
+        changes["discontinuity_step"] = 0.3  # the paper's for control; 0.4 is that for plain text
+    return replace(sampler, **changes) if changes else sampler  # type: ignore[no-any-return]
 
 
-def _run(target: Target, sampler: Sampler, cell: Cell) -> tuple[Tensor, Info, int]:
-    """All chains of a cell, until its steps or its time are spent."""
-    rng = Rng(cell.seed, cell.count, f"{cell.method}/{cell.target}", target.embeddings.device)
-    start: Start = None if cell.start == "ancestral" else "random"
-    begun = time.process_time()
-    state, total, count = sampler.init(target, rng, start), None, 0
-    while True:
-        state, info = sampler.step(target, rng, state)
-        total, count = info if total is None else added(total, info), count + 1
-        late = cell.seconds is not None and time.process_time() - begun >= cell.seconds
-        if is_independent(sampler) or late or count == cell.steps:
-            return torch.as_tensor(state.tokens), total, count
+def _run(target: Target, sampler: Sampler, task: DrawTask) -> tuple[Tensor, Info, int]:
+    """All chains of a task, until its steps or its time are spent."""
+    start: Start = None if task.setting.start == "ancestral" else "random"
+    begun, infos = time.process_time(), []
+    chains = start_chains(target, sampler, task.count, task.seed, start, f"{task.method}/{task.target}")
+    for _, info in chains:
+        infos.append(info)
+        late = task.seconds is not None and time.process_time() - begun >= task.seconds
+        if is_independent(sampler) or late or len(infos) == task.steps:
+            break
+    return chains.state.tokens, reduce(merge_infos, infos), len(infos)

@@ -1,4 +1,4 @@
-"""Tables and pictures of controlled generation, from the numbers of every cell; the paper's stand beside ours."""
+"""Tables and pictures of controlled generation, from every method's numbers on every target, beside the paper's."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from structured_voronoi.experiments.control_runs import ENERGY_WEIGHT, GRID_SECONDS, GRID_TEXTS, settings
+from structured_voronoi.experiments.control.methods import ENERGY_WEIGHT, ComparisonSettings
 from structured_voronoi.experiments.report import COLOURS, new_figure, table
-from structured_voronoi.experiments.text_models import LENGTH
 from structured_voronoi.metrics.text import bootstrap_mean, wilson
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ PUBLISHED = tomllib.loads((Path(__file__).parent / "published.toml").read_text(e
 AXES = ("success", "-ppl mean", "-ppl sd", "dist-1", "dist-2", "dist-3")
 
 
-def sections(results: dict[str, Any], name: str) -> list[str]:
+def sections(results: dict[str, Any], name: str, settings: ComparisonSettings, length: int) -> list[str]:
     """The parts of a report that all tasks have."""
     rows, published = results["rows"], PUBLISHED[name]
     return [
@@ -30,10 +29,10 @@ def sections(results: dict[str, Any], name: str) -> list[str]:
         target_table(rows, published.get("target", {})),
         f"![six axes]({name}_axes.png)",
         "## Classifiers",
-        classifier_table(results["classifiers"], published.get("classifiers", {})),
+        classifier_table(results["classifiers"], published.get("classifiers", {}), length),
         "## Grid search",
-        f"{GRID_TEXTS} texts a target, {GRID_SECONDS:g} seconds of one core a batch; the score is the share that the "
-        "guide believes minus log10(perplexity / that of ancestral texts).",
+        f"{settings.grid_texts} texts a target, {settings.grid_seconds:g} seconds of one core a batch; the score is "
+        "the share that the guide believes minus log10(perplexity / that of ancestral texts).",
         grid_table(results["grid"]),
         "## Samples",
         sample_table(rows),
@@ -41,28 +40,29 @@ def sections(results: dict[str, Any], name: str) -> list[str]:
 
 
 def pictures(results: dict[str, Any], name: str) -> dict[str, Figure]:
+    """The two pictures of a report, by the names of their files."""
     return {name: scatter(results["rows"]), f"{name}_axes": six_axes(results["rows"])}
 
 
 def averages(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One line a method: success with its Wilson interval, perplexity with its bootstrap interval, Dist-n, cost."""
-    found = []
+    lines = []
     for method in dict.fromkeys(row["method"] for row in rows):
-        mine = [row for row in rows if row["method"] == method]
-        ppl = np.concatenate([row["perplexities"] for row in mine])
-        found.append(
+        of_method = [row for row in rows if row["method"] == method]
+        ppl = np.concatenate([row["perplexities"] for row in of_method])
+        lines.append(
             {
                 "method": method,
-                "success": wilson(sum(row["successes"] for row in mine), sum(row["count"] for row in mine)),
+                "success": wilson(sum(row["successes"] for row in of_method), sum(row["count"] for row in of_method)),
                 "perplexity": bootstrap_mean(ppl),
-                "distinct": np.mean([row["distinct"] for row in mine], axis=0).tolist(),
-                "energy": float(np.mean([row["energy"] for row in mine])),
-                "evaluations": float(np.mean([row["evaluations"] for row in mine])),
-                "control_evaluations": float(np.mean([row["control_evaluations"] for row in mine])),
-                "seconds": float(np.mean([row["seconds_taken"] for row in mine])),
+                "distinct": np.mean([row["distinct"] for row in of_method], axis=0).tolist(),
+                "energy": float(np.mean([row["energy"] for row in of_method])),
+                "evaluations": float(np.mean([row["evaluations"] for row in of_method])),
+                "control_evaluations": float(np.mean([row["control_evaluations"] for row in of_method])),
+                "seconds": float(np.mean([row["seconds_taken"] for row in of_method])),
             }
         )
-    return found
+    return lines
 
 
 def average_table(rows: list[dict[str, Any]], published: dict[str, Any]) -> str:
@@ -94,44 +94,41 @@ def target_table(rows: list[dict[str, Any]], published: dict[str, dict[str, floa
     targets = list(dict.fromkeys(row["target"] for row in rows))
     body = []
     for method in dict.fromkeys(row["method"] for row in rows):
-        mine = {row["target"]: row for row in rows if row["method"] == method}
+        by_target = {row["target"]: row for row in rows if row["method"] == method}
+        shown = [by_target[target] for target in targets]
         body.append(
-            [method]
-            + [
-                f"{mine[t]['successes'] / mine[t]['count']:.2f}, {np.mean(mine[t]['perplexities']):.1f}"
-                for t in targets
-            ]
+            [method] + [f"{row['successes'] / row['count']:.2f}, {np.mean(row['perplexities']):.1f}" for row in shown]
         )
     if set(targets) <= set(published):
         for method in published[targets[0]]:
-            body.append([f"the paper's {method}", *(f"{published[t][method]:.2f}" for t in targets)])
+            body.append([f"the paper's {method}", *(f"{published[target][method]:.2f}" for target in targets)])
     return table(["success, perplexity", *targets], body)
 
 
-def grid_table(winners: dict[str, dict[str, Any]]) -> str:
+def grid_table(grids: dict[str, dict[str, Any]]) -> str:
+    """Every setting that was tried, and which one won."""
     body = []
-    for method, found in winners.items():
-        for row in found["grid"]:
-            cell = settings(method)[row["place"]]
-            mark = "**winner**" if row["place"] == found["winner"] else ""
-            setting = f"γ = {cell.weight:g}, ε = {cell.step_size:g}, {cell.start} start"
+    for method, grid in grids.items():
+        for place, row in enumerate(grid["grid"]):
+            setting = f"γ = {row['weight']:g}, ε = {row['step_size']:g}, {row['start']} start"
+            mark = "**winner**" if place == grid["winner"] else ""
             body.append([method, setting, row["success"], row["perplexity"], row["score"], mark])
     return table(["method", "setting", "guide's success", "perplexity", "score", ""], body)
 
 
 def sample_table(rows: list[dict[str, Any]]) -> str:
+    """A text of every method for the first target."""
     target = rows[0]["target"]
-    return table(
-        ["method", f"a text, target {target}"], [[r["method"], r["example"]] for r in rows if r["target"] == target]
-    )
+    body = [[row["method"], row["example"]] for row in rows if row["target"] == target]
+    return table(["method", f"a text, target {target}"], body)
 
 
-def classifier_table(reports: dict[str, Any], published: dict[str, list[float]]) -> str:
+def classifier_table(reports: dict[str, Any], published: dict[str, list[float]], length: int) -> str:
     """F1, precision and recall on the test split, beside the paper's."""
     body = []
     for name, report in reports.items():
         classes = report["whole"]["classes"].values()
-        precision, recall = (sum(one[key] for one in classes) / len(classes) for key in ("precision", "recall"))
+        precision, recall = (sum(scores[key] for scores in classes) / len(classes) for key in ("precision", "recall"))
         paper = published.get(name)
         body.append(
             [
@@ -145,7 +142,7 @@ def classifier_table(reports: dict[str, Any], published: dict[str, list[float]])
                 "–" if paper is None else " / ".join(f"{value:.2f}" for value in paper[:3]) + f", {paper[3]} M",
             ]
         )
-    header = ["classifier", "macro F1", "precision", "recall", f"F1 at {LENGTH} tokens", "parameters", "texts"]
+    header = ["classifier", "macro F1", "precision", "recall", f"F1 at {length} tokens", "parameters", "texts"]
     return table([*header, "the paper: F1 / precision / recall, parameters"], body)
 
 
@@ -174,16 +171,16 @@ def six_axes(rows: list[dict[str, Any]]) -> Figure:
     for axis in axes.flat[len(targets) :]:
         axis.set_visible(False)
     for axis, target in zip(axes.flat, targets, strict=False):
-        mine = [row for row in rows if row["target"] == target]
+        on_target = [row for row in rows if row["target"] == target]
         values = np.array(
             [
                 [row["successes"] / row["count"], -np.log(np.mean(row["perplexities"])),
                  -np.log(np.std(row["perplexities"]) + 1e-9), *row["distinct"]]
-                for row in mine
+                for row in on_target
             ]
         )  # fmt: skip
         scaled = (values - values.min(0)) / np.maximum(np.ptp(values, axis=0), 1e-9)
-        for row, line in zip(mine, scaled, strict=True):
+        for row, line in zip(on_target, scaled, strict=True):
             closed = np.append(line, line[0])
             axis.plot(np.append(angles, 0), closed, color=COLOURS[row["method"]], linewidth=1.2, label=row["method"])
         axis.set(xticks=angles, xticklabels=AXES, yticks=[], title=target)

@@ -8,123 +8,166 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from structured_voronoi.experiments.control_cells import Task
-from structured_voronoi.experiments.text_models import LENGTH
+from structured_voronoi.experiments.control.draws import TaskFolders
 from structured_voronoi.metrics.classification import classification_report
 from structured_voronoi.models.cache import cache_folder
+from structured_voronoi.models.classifier_reading import predicted_labels
 from structured_voronoi.models.classifier_training import train_classifier
-from structured_voronoi.models.classifiers import ClassifierRecipe, predicted
+from structured_voronoi.models.classifiers import ClassifierRecipe
 from structured_voronoi.models.corpora import Labelled
 from structured_voronoi.models.judge import Judge
 from structured_voronoi.models.loading import load_model
 from structured_voronoi.models.prefix_classifier import PrefixRecipe, train_prefix_classifier
 from structured_voronoi.run.progress import progress_bar
 
-LIGHT = ClassifierRecipe(kind="light", epochs=3.0)
-PROBE = ClassifierRecipe(kind="probe", epochs=5.0)
-PREFIX = PrefixRecipe(epochs=1.0)
-PROBE_TEXTS, PREFIX_TEXTS = 8_000, 12_000
-"""BiLSTMs are slow on a processor: they learn from so many texts."""
+Splits = dict[str, Labelled]
+"""Texts to learn from ("train") and to test by ("test")."""
 
 
-def prepared(
-    name: str, model: str, splits: dict[str, Labelled], none: str | None, progress: bool
-) -> tuple[Task, dict[str, Any]]:
-    """The task, and how well its classifiers do on the test split, whole texts and cut ones."""
-    guide, report = trained_guide(name, model, splits, none, progress)
+@dataclass(frozen=True)
+class ClassifierRecipes:
+    """How the classifiers of a task are trained."""
+
+    guide: ClassifierRecipe = field(default_factory=lambda: ClassifierRecipe(kind="light", epochs=3.0))
+    probe: ClassifierRecipe = field(default_factory=lambda: ClassifierRecipe(kind="probe", epochs=5.0))
+    prefix: PrefixRecipe = field(default_factory=lambda: PrefixRecipe(epochs=1.0))
+    probe_texts: int = 8_000
+    """BiLSTMs are slow on a processor: the probe and FUDGE's predictor learn from a part of the texts."""
+    prefix_texts: int = 12_000
+
+
+def prepare_task(
+    name: str,
+    model: str,
+    splits: Splits,
+    no_label: str | None,
+    recipes: ClassifierRecipes,
+    length: int,
+    progress: bool,
+) -> tuple[TaskFolders, dict[str, Any]]:
+    """The task, and how well its classifiers do on the test split, whole texts and texts cut to ``length`` tokens."""
+    guide, guide_report = train_guide(name, model, splits, no_label, recipes, length, progress)
     folder = guide.parent
-    task = Task(model, str(guide), str(folder / "prefix"), str(folder / "judge"), str(folder / "cells"))
-    guiding, test = _guiding(splits, none)
-    few, more, labels = _some(guiding, PROBE_TEXTS), _some(guiding, PREFIX_TEXTS), sorted(set(guiding.labels))
-    judging = splits["train"].part(slice(1, None, 2))
+    folders = TaskFolders(model, str(guide), str(folder / "prefix"), str(folder / "judge"), str(folder / "draws"))
+    guiding, test = _guiding_texts(splits, no_label)
+    judging, labels = splits["train"].part(slice(1, None, 2)), sorted(set(guiding.labels))
+
+    def train_probe() -> dict[str, Any]:
+        texts = _thin_out(guiding, recipes.probe_texts)
+        return _train_classifier(texts, test, model, folder / "probe", recipes.probe, length, progress)
+
+    def train_prefix() -> dict[str, Any]:
+        texts = _thin_out(guiding, recipes.prefix_texts)
+        return _train_prefix(texts, test, model, Path(folders.prefix), recipes.prefix, length, progress)
+
+    def train_judge() -> dict[str, Any]:
+        return _train_judge(judging, splits["test"], model, Path(folders.judge), labels, length)
+
     reports = {
-        "guide": report,
-        "probe": _once(folder, "probe", lambda: _guide(few, test, model, folder / "probe", PROBE, progress)),
-        "prefix": _once(folder, "prefix", lambda: _prefix(more, test, model, Path(task.prefix), progress)),
-        "judge": _once(folder, "judge", lambda: _judge(judging, splits["test"], model, Path(task.judge), labels)),
+        "guide": guide_report,
+        "probe": _train_once(folder, "probe", train_probe),
+        "prefix": _train_once(folder, "prefix", train_prefix),
+        "judge": _train_once(folder, "judge", train_judge),
     }
-    return task, reports
+    return folders, reports
 
 
-def trained_guide(
-    name: str, model: str, splits: dict[str, Labelled], none: str | None, progress: bool
+def train_guide(
+    name: str,
+    model: str,
+    splits: Splits,
+    no_label: str | None,
+    recipes: ClassifierRecipes,
+    length: int,
+    progress: bool,
 ) -> tuple[Path, dict[str, Any]]:
     """The folder of the classifier that guides, and how well it does."""
-    folder = _folder(name, model, splits)
-    guiding, test = _guiding(splits, none)
-    return folder / name, _once(folder, "guide", lambda: _guide(guiding, test, model, folder / name, LIGHT, progress))
+    folder = _task_folder(name, model, splits, recipes, length)
+    guiding, test = _guiding_texts(splits, no_label)
+
+    def train() -> dict[str, Any]:
+        return _train_classifier(guiding, test, model, folder / name, recipes.guide, length, progress)
+
+    return folder / name, _train_once(folder, "guide", train)
 
 
-def _folder(name: str, model: str, splits: dict[str, Labelled]) -> Path:
-    """One for each language model, recipe and set of texts: everything that a finished cell depends on."""
-    whole = repr((LIGHT, PROBE, PROBE_TEXTS, PREFIX, PREFIX_TEXTS, splits))
-    return cache_folder() / f"{name}-{Path(model).name}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
+def _task_folder(name: str, model: str, splits: Splits, recipes: ClassifierRecipes, length: int) -> Path:
+    """One for each language model, set of recipes and set of texts: everything that draws depend on."""
+    key = repr((recipes, length, splits))
+    return cache_folder() / f"{name}-{Path(model).name}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
 
 
-def _guiding(splits: dict[str, Labelled], none: str | None) -> tuple[Labelled, Labelled]:
+def _guiding_texts(splits: Splits, no_label: str | None) -> tuple[Labelled, Labelled]:
     """Texts to learn from and to test by, without those that no label fits."""
-    return splits["train"].part(slice(0, None, 2), without=none), splits["test"].part(slice(None), without=none)
+    train, test = splits["train"], splits["test"]
+    return train.part(slice(0, None, 2), without=no_label), test.part(slice(None), without=no_label)
 
 
-def _once(folder: Path, name: str, train: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _train_once(folder: Path, name: str, train: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """The report of a training that is done, or done now: a run that was stopped does not begin again."""
     path = folder / f"{name}.json"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(train(), indent=1) + "\n", encoding="utf-8")
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return report
 
 
-def _some(split: Labelled, count: int) -> Labelled:
+def _thin_out(split: Labelled, count: int) -> Labelled:
     """Texts from all over the split, which is sorted by what the texts are about."""
     return split.part(slice(0, None, -(-len(split.texts) // count)))
 
 
-def _guide(
-    train: Labelled, test: Labelled, model: str, out: Path, recipe: ClassifierRecipe, progress: bool
+def _train_classifier(
+    train: Labelled, test: Labelled, model: str, out: Path, recipe: ClassifierRecipe, length: int, progress: bool
 ) -> dict[str, Any]:
     loaded = load_model(model)
     with progress_bar(recipe.steps(len(train.texts)), progress, f"training {out.name} ({recipe.kind})") as tick:
-        report = train_classifier(train.texts, train.labels, loaded, out, recipe, tick)
+        trained = train_classifier(train.texts, train.labels, loaded, out, recipe, tick)
     labels = sorted(set(train.labels))
-    found = {"parameters": report["parameters"], "texts": len(train.texts)}
-    for key, cut in (("whole", None), ("cut", LENGTH)):
-        found[key] = classification_report(test.labels, predicted(out, loaded, test.texts, cut), labels)
-    return found
+    report = {"parameters": trained["parameters"], "texts": len(train.texts)}
+    for key, cut in (("whole", None), ("cut", length)):
+        report[key] = classification_report(test.labels, predicted_labels(out, loaded, test.texts, cut), labels)
+    return report
 
 
-def _prefix(train: Labelled, test: Labelled, model: str, out: Path, progress: bool) -> dict[str, Any]:
+def _train_prefix(
+    train: Labelled, test: Labelled, model: str, out: Path, recipe: PrefixRecipe, length: int, progress: bool
+) -> dict[str, Any]:
     loaded = load_model(model)
 
-    def ids(split: Labelled) -> list[list[int]]:
+    def encode(split: Labelled) -> list[list[int]]:
         rows: list[list[int]] = loaded.tokenizer(split.texts, add_special_tokens=False)["input_ids"]
         return rows
 
-    with progress_bar(PREFIX.steps(len(train.texts)), progress, "training FUDGE's predictor") as tick:
-        classifier = train_prefix_classifier(ids(train), train.labels, len(loaded.tokenizer), PREFIX, tick)
+    with progress_bar(recipe.steps(len(train.texts)), progress, "training FUDGE's predictor") as tick:
+        classifier = train_prefix_classifier(encode(train), train.labels, len(loaded.tokenizer), recipe, tick)
     classifier.save(out)
-    whole = ids(test)
-    found: dict[str, Any] = {"parameters": sum(part.numel() for part in classifier.parameters())}
-    found |= {"texts": len(train.texts)}
-    for key, cut in (("whole", None), ("cut", LENGTH)):
-        guesses = classifier.predict([row[:cut] for row in whole])
-        found[key] = classification_report(test.labels, guesses, classifier.labels)
-    return found
+    rows = encode(test)
+    report: dict[str, Any] = {"parameters": sum(part.numel() for part in classifier.parameters())}
+    report |= {"texts": len(train.texts)}
+    for key, cut in (("whole", None), ("cut", length)):
+        guesses = classifier.predict([row[:cut] for row in rows])
+        report[key] = classification_report(test.labels, guesses, classifier.labels)
+    return report
 
 
-def _judge(train: Labelled, test: Labelled, model: str, out: Path, labels: list[str]) -> dict[str, Any]:
+def _train_judge(
+    train: Labelled, test: Labelled, model: str, out: Path, labels: list[str], length: int
+) -> dict[str, Any]:
     """The judge also learns texts without a label; its scores are over the labels that count."""
     loaded, judge = load_model(model), Judge.train(train.texts, train.labels, seed=1)
     judge.save(out)
     rows = loaded.tokenizer(test.texts, add_special_tokens=False)["input_ids"]
-    cut = [loaded.tokenizer.decode(row[:LENGTH]) for row in rows]
-    named = [place for place, label in enumerate(test.labels) if label in labels]
-    found: dict[str, Any] = {"parameters": judge.weights.weight.numel() + judge.bias.numel(), "texts": len(train.texts)}
+    cut = [loaded.tokenizer.decode(row[:length]) for row in rows]
+    counted = [place for place, label in enumerate(test.labels) if label in labels]
+    parameters = judge.weights.weight.numel() + judge.bias.numel()
+    report: dict[str, Any] = {"parameters": parameters, "texts": len(train.texts)}
     for key, texts in (("whole", test.texts), ("cut", cut)):
-        guesses = judge.predict([texts[place] for place in named])
-        found[key] = classification_report([test.labels[place] for place in named], guesses, labels)
-    return found
+        guesses = judge.predict([texts[place] for place in counted])
+        report[key] = classification_report([test.labels[place] for place in counted], guesses, labels)
+    return report

@@ -2,70 +2,82 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from structured_voronoi.experiments.control_runs import SECONDS, TEXTS, every_method
-from structured_voronoi.experiments.control_tables import pictures, sections
-from structured_voronoi.experiments.control_task import prepared, trained_guide
-from structured_voronoi.experiments.control_truth import against_rejection, rejection_markdown
+from structured_voronoi.errors import SamplingError
+from structured_voronoi.experiments.control.against_rejection import compare_with_rejection, rejection_markdown
+from structured_voronoi.experiments.control.draws import draw_all
+from structured_voronoi.experiments.control.foods import NO_FOOD, food_splits
+from structured_voronoi.experiments.control.methods import ComparisonSettings, compare_methods
+from structured_voronoi.experiments.control.tables import pictures, sections
+from structured_voronoi.experiments.control.task import ClassifierRecipes, prepare_task
 from structured_voronoi.experiments.report import table, write_report
-from structured_voronoi.experiments.text_models import LENGTH, experiment_model
-from structured_voronoi.models.corpora import Labelled, labelled_texts
+from structured_voronoi.experiments.text.models import TextSettings, prepare_model
 from structured_voronoi.models.restaurants import FOODS
 
-NONE = "none"
-GRID_TARGETS = ("Chinese", "Italian")
-WEIGHT, STRONG = 1.5, 4.0
-"""γ at which SVS is compared with rejection, and one for those who want success."""
-FILES = {"train": "trainset.csv", "test": "testset_w_refs.csv"}
+
+@dataclass(frozen=True)
+class Settings:
+    runs: int = 100
+    """Texts a food of SVS with refresh moves and of rejection."""
+    seed: int = 0
+    data: str | None = None
+    """A folder with the E2E files."""
+    progress: bool = True
+    workers: int | None = None
+    text: TextSettings = field(default_factory=TextSettings)
+    classifiers: ClassifierRecipes = field(default_factory=ClassifierRecipes)
+    comparison: ComparisonSettings = field(default_factory=ComparisonSettings)
+    foods: tuple[str, ...] = FOODS
+    grid_foods: tuple[str, ...] = ("Chinese", "Italian")
+    texts: int = 20
+    """Texts a food of every method, and of SVS and rejection at the greater weight."""
+    weight: float = 1.5
+    """γ at which SVS is compared with rejection."""
+    strong_weight: float = 4.0
+    """γ for those who want success."""
+    steps: int = 60
+    """Of SVS and Refresh beside rejection."""
 
 
-def run(out: Path, runs: int = 100, seed: int = 0, progress: bool = True, *, data: str) -> list[Path]:
-    """20 texts a target of every method; ``runs`` texts a target of SVS with refresh moves
-    against rejection, and 20 at a greater weight."""
-    splits = _splits(data)
-    task, reports = prepared("topic", experiment_model(data, progress), splits, NONE, progress)
-    results = {"classifiers": reports} | every_method(task, FOODS, GRID_TARGETS, TEXTS, seed, progress)
+def run(settings: Settings, out: Path) -> list[Path]:
+    """Every method at its best, then SVS with refresh moves against rejection at two weights."""
+    if settings.data is None:
+        raise SamplingError("topic needs the E2E reviews with their labels; give the folder of trainset.csv as data")
+    seed, foods, length, progress = settings.seed, settings.foods, settings.text.length, settings.progress
+    splits, model = food_splits(settings.data), prepare_model(settings.data, settings.text.recipe, progress)
+    folders, reports = prepare_task("topic", model, splits, NO_FOOD, settings.classifiers, length, progress)
+    draw = partial(draw_all, folders=folders, progress=progress, workers=settings.workers)
+    results: dict[str, Any] = {"classifiers": reports}
+    results |= compare_methods(draw, foods, settings.grid_foods, settings.texts, length, seed, settings.comparison)
     counts = {name: Counter(split.labels) for name, split in splits.items()}
-    results["counts"] = {name: [count[food] for food in (*FOODS, NONE)] for name, count in counts.items()}
+    results["counts"] = {name: [count[food] for food in (*foods, NO_FOOD)] for name, count in counts.items()}
     results["truth"] = [
-        against_rejection(task, FOODS, weight, count, seed, progress)
-        for weight, count in ((WEIGHT, runs), (STRONG, min(runs, TEXTS)))
+        compare_with_rejection(draw, foods, weight, count, length, settings.steps, seed)
+        for weight, count in (
+            (settings.weight, settings.runs),
+            (settings.strong_weight, min(settings.runs, settings.texts)),
+        )
     ]
-    return write_report(out, "topic", results, _markdown(results), pictures(results, "topic"))
+    return write_report(out, "topic", results, _markdown(results, settings), pictures(results, "topic"))
 
 
-def topic_guide(data: str, progress: bool) -> str:
-    """The folder of the classifier of food that guides, trained if need be."""
-    splits = _splits(data)
-    return str(trained_guide("topic", experiment_model(data, progress), splits, NONE, progress)[0])
-
-
-def _splits(data: str) -> dict[str, Labelled]:
-    return {name: foods(Path(data) / file) for name, file in FILES.items()}
-
-
-def foods(path: Path) -> Labelled:
-    """The reviews of one E2E file and the food that each is about, or none."""
-    texts, meanings = labelled_texts(str(path), "ref", "mr")
-    found = [re.search(r"food\[(.*?)\]", meaning) for meaning in meanings]
-    return Labelled(texts, [match[1] if match else NONE for match in found])
-
-
-def _markdown(results: dict[str, Any]) -> str:
+def _markdown(results: dict[str, Any], settings: Settings) -> str:
+    foods = settings.foods
     parts = [
         "# Topic control",
-        f"{TEXTS} texts of {LENGTH} tokens for each of {len(FOODS)} kinds of food, seed {results['seed']}. Success is "
-        "by the judge, with Wilson intervals; perplexity is of the drawn tokens under the sampled language model, with "
-        "bootstrap intervals; Dist-n is distinct over all n-grams of the texts of one target, averaged. Chain-based "
-        f"methods have {SECONDS:g} seconds of one core for a batch.",
-        *sections(results, "topic"),
+        f"{settings.texts} texts of {settings.text.length} tokens for each of {len(foods)} kinds of food, seed "
+        f"{results['seed']}. Success is by the judge, with Wilson intervals; perplexity is of the drawn tokens under "
+        "the sampled language model, with bootstrap intervals; Dist-n is distinct over all n-grams of the texts of one "
+        f"target, averaged. Chain-based methods have {settings.comparison.seconds:g} seconds of one core for a batch.",
+        *sections(results, "topic", settings.comparison, settings.text.length),
         "## SVS with refresh moves against exact rejection",
         *map(rejection_markdown, results["truth"]),
         "## Texts to learn from",
-        table(["split", *FOODS, NONE], [[name, *counts] for name, counts in results["counts"].items()]),
+        table(["split", *foods, NO_FOOD], [[name, *counts] for name, counts in results["counts"].items()]),
     ]
     return "\n\n".join(parts)

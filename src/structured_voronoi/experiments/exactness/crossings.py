@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,77 +13,55 @@ from torch import Tensor
 from structured_voronoi.experiments.report import new_figure, table, write_report
 from structured_voronoi.geometry.cells import Cells, cells_of
 from structured_voronoi.geometry.memo import Proposal
-from structured_voronoi.geometry.motion import CLOSED, Particle, Straight, travel
+from structured_voronoi.geometry.motion import CLOSED, Journey, Particle, Straight, travel
 from structured_voronoi.run.progress import progress_bar
 
-SETTINGS = ((6, 2), (20, 3), (100, 4), (100, 8))
-"""(tokens, dimensions) of random embeddings."""
-STEPS, ALPHAS = (0.5, 1.0, 1.5), (0.1, 0.3, 0.4)
-FINE = 5_000
-"""Points on a trajectory that the reference looks at."""
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PICTURED_ALPHA = 0.3
 
 
-def run(out: Path, runs: int = 400, seed: int = 0, progress: bool = True) -> list[Path]:
-    """``runs`` trajectories of one drift ε r for every setting; walls without energy, so that paths are the same."""
+@dataclass(frozen=True)
+class Settings:
+    runs: int = 400
+    """Trajectories of one drift ε r for each set of embeddings and each step size."""
+    seed: int = 0
+    progress: bool = True
+    embeddings: tuple[tuple[int, int], ...] = ((6, 2), (20, 3), (100, 4), (100, 8))
+    """(tokens, dimensions) of random ones."""
+    step_sizes: tuple[float, ...] = (0.5, 1.0, 1.5)
+    alphas: tuple[float, ...] = (0.1, PICTURED_ALPHA, 0.4)
+    reference_points: int = 5_000
+    """Points on a trajectory that the reference looks at."""
+
+
+def run(settings: Settings, out: Path) -> list[Path]:
+    """Both finders on all trajectories; walls without energy, so that the paths are the same."""
     rows: list[dict[str, Any]] = []
-    with progress_bar(len(SETTINGS) * len(STEPS), progress, "crossings") as tick:
-        for tokens, dimensions in SETTINGS:
-            for step in STEPS:
-                rows += _compare(tokens, dimensions, step, runs, seed)
+    with progress_bar(len(settings.embeddings) * len(settings.step_sizes), settings.progress, "crossings") as tick:
+        for tokens, dimensions in settings.embeddings:
+            for step_size in settings.step_sizes:
+                rows += _compare_finders(tokens, dimensions, step_size, settings)
                 tick()
-    header = ["M", "d", "ε", "α", "finder", "trajectories wrong", "of them with crossings", "evaluations", "as printed"]
-    body = [
-        [
-            r["tokens"],
-            r["dimensions"],
-            r["step_size"],
-            r["alpha"],
-            r["finder"],
-            r["wrong"],
-            r["crossing"],
-            r["evaluations"],
-            r["evaluations_as_printed"],
-        ]
-        for r in rows
-    ]
-    intro = (
-        f"{runs} straight trajectories ε r, r ~ N(0, I), from a point in a random cell. A trajectory is wrong if the "
-        f"sequence of cells differs from that of {FINE:,} points along the path. Evaluations: one for each crossing "
-        "that the exact finder meets; for the grid one for each change of cell it notices and, as the paper's "
-        f"algorithm is printed, one at the end of each fraction. Seed {seed}."
-    )
-    markdown = "\n\n".join(
-        ["# Crossings: exact or on a grid", intro, table(header, body), "![crossings](crossings.png)"]
-    )
-    figure, axis = new_figure(5.5, 3.8)
-    for tokens, dimensions in SETTINGS:
-        chosen = [r for r in rows if (r["tokens"], r["dimensions"], r["alpha"]) == (tokens, dimensions, 0.3)]
-        axis.plot(
-            [r["step_size"] for r in chosen],
-            [r["wrong"] for r in chosen],
-            "o-",
-            label=f"grid, M = {tokens}, d = {dimensions}",
-        )
-    axis.axhline(0, color="#0b6e4f", linewidth=2, label="exact")
-    axis.set(xlabel="step size ε (α = 0.3)", ylabel="share of trajectories with a wrong sequence")
-    axis.legend(frameon=False, fontsize=8)
-    return write_report(out, "crossings", {"runs": runs, "seed": seed, "rows": rows}, markdown, {"crossings": figure})
+    results = {"runs": settings.runs, "seed": settings.seed, "rows": rows}
+    return write_report(out, "crossings", results, _markdown(rows, settings), {"crossings": _picture(rows, settings)})
 
 
-def _compare(tokens: int, dimensions: int, step: float, runs: int, seed: int) -> list[dict[str, Any]]:
-    generator = torch.Generator().manual_seed(seed)
+def _compare_finders(tokens: int, dimensions: int, step_size: float, settings: Settings) -> list[dict[str, Any]]:
+    runs, generator = settings.runs, torch.Generator().manual_seed(settings.seed)
     cells = cells_of(torch.randn(tokens, dimensions, generator=generator, dtype=torch.float64))
     x = cells.table[torch.randint(tokens, (runs,), generator=generator)]
     x = x + 0.2 * torch.randn(runs, dimensions, generator=generator, dtype=torch.float64)
-    velocity = step * torch.randn(runs, dimensions, generator=generator, dtype=torch.float64)
-    truth = [_visited(cells, x[i], velocity[i], FINE) for i in range(runs)]
-    exact = _exact(cells, x, velocity)
+    velocity = step_size * torch.randn(runs, dimensions, generator=generator, dtype=torch.float64)
+    truth = [_reference_path(cells, x[i], velocity[i], settings.reference_points) for i in range(runs)]
     crossing = float(np.mean([len(path) > 1 for path in truth]))
-    base = {"tokens": tokens, "dimensions": dimensions, "step_size": step, "crossing": crossing}
+    shared = {"tokens": tokens, "dimensions": dimensions, "step_size": step_size, "crossing": crossing}
+    exact = _exact_paths(cells, x, velocity)
     met = sum(len(path) - 1 for path in exact) / runs
     rows = [
         {
-            **base,
+            **shared,
             "alpha": 0.0,
             "finder": "exact",
             "wrong": _share_wrong(exact, truth),
@@ -90,14 +69,14 @@ def _compare(tokens: int, dimensions: int, step: float, runs: int, seed: int) ->
             "evaluations_as_printed": met,
         }
     ]
-    for alpha in ALPHAS:
+    for alpha in settings.alphas:
         fractions = int(np.ceil(1 / alpha - 1e-9))
-        ends = torch.clamp(torch.arange(fractions + 1, dtype=torch.float64) * alpha, max=1)
-        grid = [_sequence(cells.nearest((x[i] + ends[:, None] * velocity[i])[:, None])[:, 0]) for i in range(runs)]
+        times = torch.clamp(torch.arange(fractions + 1, dtype=torch.float64) * alpha, max=1)
+        grid = [_cells_along(cells, x[i], velocity[i], times) for i in range(runs)]
         noticed = sum(len(path) - 1 for path in grid) / runs
         rows.append(
             {
-                **base,
+                **shared,
                 "alpha": alpha,
                 "finder": "grid",
                 "wrong": _share_wrong(grid, truth),
@@ -108,7 +87,7 @@ def _compare(tokens: int, dimensions: int, step: float, runs: int, seed: int) ->
     return rows
 
 
-def _exact(cells: Cells, x: Tensor, velocity: Tensor) -> list[list[int]]:
+def _exact_paths(cells: Cells, x: Tensor, velocity: Tensor) -> list[list[int]]:
     """The cells that `travel` visits when every crossing is free of charge."""
     cell = cells.nearest(x[:, None])
     paths = [[int(start)] for start in cell[:, 0]]
@@ -122,26 +101,68 @@ def _exact(cells: Cells, x: Tensor, velocity: Tensor) -> list[list[int]]:
     for i in range(len(x)):
         asked.clear()
         start = Particle(cell[i : i + 1], x[i, None, None], velocity[i, None, None], x.new_zeros(1), x[i, None, None])
-        travel(cells, start, x.new_ones(1), Straight(-far, far), CLOSED, free)
+        travel(Journey(cells, start, x.new_ones(1), Straight(-far, far), CLOSED, free))
         paths[i] += [int(proposed[0, 0]) for proposed in asked]
     return paths
 
 
-def _visited(cells: Cells, x: Tensor, velocity: Tensor, points: int) -> list[int]:
+def _reference_path(cells: Cells, x: Tensor, velocity: Tensor, points: int) -> list[int]:
     """The sequence of cells along the path, from many points and, where neighbours differ, from many more between."""
     times = torch.linspace(0, 1, points + 1, dtype=x.dtype)
-    here = cells.nearest((x + times[:, None] * velocity)[:, None])[:, 0]
-    sequence = [int(here[0])]
-    for i in (here[1:] != here[:-1]).nonzero().squeeze(-1).tolist():
+    visited = cells.nearest((x + times[:, None] * velocity)[:, None])[:, 0]
+    path = [int(visited[0])]
+    for i in (visited[1:] != visited[:-1]).nonzero().squeeze(-1).tolist():
         between = torch.linspace(float(times[i]), float(times[i + 1]), 1001, dtype=x.dtype)
-        sequence += _sequence(cells.nearest((x + between[:, None] * velocity)[:, None])[:, 0])[1:]
-    return sequence
+        path += _cells_along(cells, x, velocity, between)[1:]
+    return path
 
 
-def _sequence(cells: Tensor) -> list[int]:
-    """A list of cells without immediate repetitions."""
-    return [int(cell) for cell in torch.unique_consecutive(cells)]
+def _cells_along(cells: Cells, x: Tensor, velocity: Tensor, times: Tensor) -> list[int]:
+    """The sequence of cells at these times, without immediate repetitions."""
+    visited = cells.nearest((x + times[:, None] * velocity)[:, None])[:, 0]
+    return [int(cell) for cell in torch.unique_consecutive(visited)]
 
 
 def _share_wrong(paths: list[list[int]], truth: list[list[int]]) -> float:
-    return float(np.mean([path != right for path, right in zip(paths, truth, strict=True)]))
+    return float(np.mean([path != true_path for path, true_path in zip(paths, truth, strict=True)]))
+
+
+def _markdown(rows: list[dict[str, Any]], settings: Settings) -> str:
+    columns = {
+        "M": "tokens",
+        "d": "dimensions",
+        "ε": "step_size",
+        "α": "alpha",
+        "finder": "finder",
+        "trajectories wrong": "wrong",
+        "of them with crossings": "crossing",
+        "evaluations": "evaluations",
+        "as printed": "evaluations_as_printed",
+    }
+    intro = (
+        f"{settings.runs} straight trajectories ε r, r ~ N(0, I), from a point in a random cell. A trajectory is wrong "
+        f"if the sequence of cells differs from that of {settings.reference_points:,} points along the path. "
+        "Evaluations: one for each crossing that the exact finder meets; for the grid one for each change of cell it "
+        "notices and, as the paper's algorithm is printed, one at the end of each fraction. "
+        f"Seed {settings.seed}."
+    )
+    body = [[row[key] for key in columns.values()] for row in rows]
+    return "\n\n".join(
+        ["# Crossings: exact or on a grid", intro, table(list(columns), body), "![crossings](crossings.png)"]
+    )
+
+
+def _picture(rows: list[dict[str, Any]], settings: Settings) -> Figure:
+    figure, axis = new_figure(5.5, 3.8)
+    for tokens, dimensions in settings.embeddings:
+        shown = [
+            row
+            for row in rows
+            if (row["tokens"], row["dimensions"], row["alpha"]) == (tokens, dimensions, PICTURED_ALPHA)
+        ]
+        step_sizes, wrong = [row["step_size"] for row in shown], [row["wrong"] for row in shown]
+        axis.plot(step_sizes, wrong, "o-", label=f"grid, M = {tokens}, d = {dimensions}")
+    axis.axhline(0, color="#0b6e4f", linewidth=2, label="exact")
+    axis.set(xlabel=f"step size ε (α = {PICTURED_ALPHA})", ylabel="share of trajectories with a wrong sequence")
+    axis.legend(frameon=False, fontsize=8)
+    return figure

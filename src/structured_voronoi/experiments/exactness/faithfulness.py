@@ -2,120 +2,147 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from structured_voronoi.experiments.checks import random_target, round_trip, stationarity
 from structured_voronoi.experiments.report import new_figure, table, write_report
-from structured_voronoi.experiments.twins import ColdMomentum, OutwardOnly, divided_by_square
-from structured_voronoi.experiments.workers import side_by_side
+from structured_voronoi.run.workers import side_by_side
 from structured_voronoi.samplers.svs import SVS
+from structured_voronoi.targets.tabular import TabularTarget
+from structured_voronoi.verify.round_trips import round_trip
+from structured_voronoi.verify.stationary import stationarity
+from structured_voronoi.verify.truths import random_target
+from structured_voronoi.verify.twins import ColdMomentum, DividedBySquare, OutwardOnly
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+RETURNED = 1e-6
+"""A trajectory has come back if it ends within so many σ of its start."""
+
+
+class Setting(NamedTuple):
+    """A random target and the scale of the sampler on it."""
+
+    tokens: int
+    positions: int
+    dimensions: int
+    field_sd: float
+    """Standard deviation of the steering field."""
+    scale: float
+
+    def make_target(self, seed: int, dtype: torch.dtype = torch.float64) -> TabularTarget:
+        return random_target(seed, self.tokens, self.positions, self.dimensions, self.field_sd, dtype)
+
 
 OPEN_SETTINGS = (
-    # tokens, positions, dimensions, sd of the field, scale
-    (6, 2, 3, 0.2, 1.0),
-    (6, 2, 3, 0.2, 0.5),
-    (8, 2, 2, 0.3, 1.5),
-    (5, 3, 4, 0.2, 1.0),
-    (10, 2, 8, 0.1, 1.5),
-    (4, 4, 2, 0.3, 0.7),
-    (10, 3, 3, 0.2, 0.8),
-    (30, 2, 5, 0.3, 1.2),
-    (12, 1, 6, 0.3, 1.0),
+    Setting(6, 2, 3, 0.2, 1.0),
+    Setting(6, 2, 3, 0.2, 0.5),
+    Setting(8, 2, 2, 0.3, 1.5),
+    Setting(5, 3, 4, 0.2, 1.0),
+    Setting(10, 2, 8, 0.1, 1.5),
+    Setting(4, 4, 2, 0.3, 0.7),
+    Setting(10, 3, 3, 0.2, 0.8),
+    Setting(30, 2, 5, 0.3, 1.2),
+    Setting(12, 1, 6, 0.3, 1.0),
 )
-OTHER_SETTINGS = ((6, 2, 3, 0.2, 0.1), (6, 2, 3, 2.0, 1.0), (10, 2, 8, 5.0, 1.0))
+"""Those in which most chains move."""
+HARD_SETTINGS = (Setting(6, 2, 3, 0.2, 0.1), Setting(6, 2, 3, 2.0, 1.0), Setting(10, 2, 8, 5.0, 1.0))
 CLOSED_SETTINGS = (
-    (6, 2, 3, 0.2, 0.1),
-    (6, 2, 3, 0.2, 0.3),
-    (6, 2, 3, 0.2, 0.5),
-    (8, 2, 2, 0.3, 0.4),
-    (5, 3, 4, 0.2, 0.5),
+    Setting(6, 2, 3, 0.2, 0.1),
+    Setting(6, 2, 3, 0.2, 0.3),
+    Setting(6, 2, 3, 0.2, 0.5),
+    Setting(8, 2, 2, 0.3, 0.4),
+    Setting(5, 3, 4, 0.2, 0.5),
 )
-PRECISIONS = (torch.float64, torch.float32)
-STEPS = 12
-
-Task = tuple[str, int]
-Setting = tuple[int, int, int, float, float]
 
 
-def run(out: Path, runs: int = 100_000, seed: int = 1, progress: bool = True) -> list[Path]:
-    """``runs`` chains for each open setting and its outward-only twin, a fifth of it for the rest."""
-    tasks: list[Task] = [("open", number) for number in range(len(OPEN_SETTINGS + OTHER_SETTINGS))]
-    tasks += [("closed", number) for number in range(len(CLOSED_SETTINGS))]
-    tasks += [("motion", number) for number in range(len(PRECISIONS))]
-    rows = side_by_side(partial(_row, runs=runs, seed=seed), tasks, "faithfulness", progress)
+@dataclass(frozen=True)
+class Settings:
+    runs: int = 100_000
+    """Chains for each setting with open walls and its outward-only twin; the rest has a fifth or a tenth of it."""
+    seed: int = 1
+    progress: bool = True
+    workers: int | None = None
+    steps: int = 12
+    open_walls: tuple[Setting, ...] = OPEN_SETTINGS
+    hard: tuple[Setting, ...] = HARD_SETTINGS
+    """With open walls, too, but hardly a chain moves, or the field misleads."""
+    closed_walls: tuple[Setting, ...] = CLOSED_SETTINGS
+    precisions: tuple[torch.dtype, ...] = (torch.float64, torch.float32)
+
+
+def run(settings: Settings, out: Path) -> list[Path]:
+    """Open walls beside the twins, closed walls by their masses, and the motion in both precisions."""
+    tasks = [("open", number) for number in range(len(settings.open_walls + settings.hard))]
+    tasks += [("closed", number) for number in range(len(settings.closed_walls))]
+    tasks += [("motion", number) for number in range(len(settings.precisions))]
+    work = partial(_check, settings=settings)
+    rows = side_by_side(work, tasks, "faithfulness", settings.progress, settings.workers)
     parts = {kind: [row for task, row in zip(tasks, rows, strict=True) if task[0] == kind] for kind, _ in tasks}
-    results = {"chains": runs, "steps": STEPS, "seed": seed, **parts}
+    results = {"chains": settings.runs, "steps": settings.steps, "seed": settings.seed, **parts}
     return write_report(out, "faithfulness", results, _markdown(results), {"faithfulness": _picture(parts["open"])})
 
 
-def _row(task: Task, runs: int, seed: int) -> dict[str, Any]:
+def _check(task: tuple[str, int], settings: Settings) -> dict[str, Any]:
     kind, number = task
     if kind == "open":
-        return _open(number, (OPEN_SETTINGS + OTHER_SETTINGS)[number], runs, seed)
+        return _check_open(number, (settings.open_walls + settings.hard)[number], settings)
     if kind == "closed":
-        return _closed(number, CLOSED_SETTINGS[number], runs // 5, seed)
-    return _motion(PRECISIONS[number], runs // 10, seed)
+        return _check_closed(number, settings.closed_walls[number], settings)
+    return _check_motion(settings.precisions[number], settings)
 
 
-def _name(setting: Setting) -> dict[str, Any]:
-    return dict(zip(("tokens", "positions", "dimensions", "field_sd", "scale"), setting, strict=True))
-
-
-def _open(number: int, setting: Setting, chains: int, seed: int) -> dict[str, Any]:
-    """Open walls: the right sampler, its twins, and the round trips of all of them."""
-    tokens, length, dimensions, field_sd, scale = setting
-    target = random_target(number, tokens, length, dimensions, field_sd)
-    right = stationarity(target, SVS(scale), chains, STEPS, seed)
-    twin = stationarity(target, OutwardOnly(scale), chains, STEPS, seed)
-    cold = stationarity(target, ColdMomentum(scale), chains // 5, STEPS, seed)
-    trips = min(chains, 10_000)
-    row = {
-        **_name(setting),
-        "tv": right.fit.tv,
-        "floor": right.fit.floor,
-        "ratio": right.fit.ratio,
-        "p_value": right.fit.p_value,
-        "moved": right.moved,
-        "evaluations": right.evaluations,
-        "outward_only_p": twin.fit.p_value,
-        "outward_only_ratio": twin.fit.ratio,
-        "cold_momentum_p": cold.fit.p_value,
-        "round_trips_failed": round_trip(target, SVS(scale), trips, seed).failures(1e-6),
-        "round_trips_failed_outward_only": round_trip(target, OutwardOnly(scale), trips, seed).failures(1e-6),
-    }
-    with divided_by_square():
-        row["divided_by_square_p"] = stationarity(target, SVS(scale), chains // 5, STEPS, seed).fit.p_value
-        row["round_trips_failed_divided"] = round_trip(target, SVS(scale), trips, seed).failures(1e-6)
-    return row
-
-
-def _closed(number: int, setting: Setting, chains: int, seed: int) -> dict[str, Any]:
-    """Closed walls with estimated and with equal masses."""
-    tokens, length, dimensions, field_sd, scale = setting
-    target = random_target(100 + number, tokens, length, dimensions, field_sd)
-    estimated = stationarity(target, SVS(scale, walls="closed", masses="estimated"), chains, STEPS, seed)
-    equal = stationarity(target, SVS(scale, walls="closed"), chains, STEPS, seed)
+def _check_open(number: int, setting: Setting, settings: Settings) -> dict[str, Any]:
+    """Open walls: the exact sampler, its twins, and the round trips of all of them."""
+    target, scale, chains = setting.make_target(number), setting.scale, settings.runs
+    check = partial(stationarity, target=target, steps=settings.steps, seed=settings.seed)
+    go_and_return = partial(round_trip, target=target, chains=min(chains, 10_000), seed=settings.seed)
+    exact, outward = check(SVS(scale), chains=chains), check(OutwardOnly(scale), chains=chains)
     return {
-        **_name(setting),
-        "floor": estimated.fit.floor,
-        "estimated_tv": estimated.fit.tv,
-        "estimated_ratio": estimated.fit.ratio,
-        "estimated_moved": estimated.moved,
-        "equal_tv": equal.fit.tv,
-        "equal_ratio": equal.fit.ratio,
+        **setting._asdict(),
+        "tv": exact.tv,
+        "floor": exact.floor,
+        "ratio": exact.ratio,
+        "p_value": exact.p_value,
+        "moved": exact.moved,
+        "evaluations": exact.evaluations,
+        "outward_only_p": outward.p_value,
+        "outward_only_ratio": outward.ratio,
+        "cold_momentum_p": check(ColdMomentum(scale), chains=chains // 5).p_value,
+        "round_trips_failed": go_and_return(SVS(scale)).failures(RETURNED),
+        "round_trips_failed_outward_only": go_and_return(OutwardOnly(scale)).failures(RETURNED),
+        "divided_by_square_p": check(DividedBySquare(scale), chains=chains // 5).p_value,
+        "round_trips_failed_divided": go_and_return(DividedBySquare(scale)).failures(RETURNED),
     }
 
 
-def _motion(dtype: torch.dtype, trips: int, seed: int) -> dict[str, Any]:
+def _check_closed(number: int, setting: Setting, settings: Settings) -> dict[str, Any]:
+    """Closed walls with estimated and with equal masses."""
+    target, scale, chains = setting.make_target(100 + number), setting.scale, settings.runs // 5
+    check = partial(stationarity, target=target, chains=chains, steps=settings.steps, seed=settings.seed)
+    estimated, equal = check(SVS(scale, walls="closed", masses="estimated")), check(SVS(scale, walls="closed"))
+    return {
+        **setting._asdict(),
+        "floor": estimated.floor,
+        "estimated_tv": estimated.tv,
+        "estimated_ratio": estimated.ratio,
+        "estimated_moved": estimated.moved,
+        "equal_tv": equal.tv,
+        "equal_ratio": equal.ratio,
+    }
+
+
+def _check_motion(dtype: torch.dtype, settings: Settings) -> dict[str, Any]:
     """Energy error and way back over random trajectories of all open settings."""
     errors, distances = [], []
-    for number, (tokens, length, dimensions, field_sd, scale) in enumerate(OPEN_SETTINGS):
-        target = random_target(number, tokens, length, dimensions, field_sd, dtype)
-        trip = round_trip(target, SVS(scale), 1 + trips // len(OPEN_SETTINGS), seed)
+    trajectories = 1 + settings.runs // 10 // len(settings.open_walls)
+    for number, setting in enumerate(settings.open_walls):
+        trip = round_trip(SVS(setting.scale), setting.make_target(number, dtype), trajectories, settings.seed)
         errors.append(trip.energy_error.double())
         distances.append(trip.distance.double())
     error, distance = torch.cat(errors), torch.cat(distances)
@@ -144,13 +171,17 @@ def _markdown(results: dict[str, Any]) -> str:
     return "\n\n".join([*parts, "![faithfulness](faithfulness.png)"])
 
 
-def _picture(rows: list[dict[str, Any]]) -> Any:
+def _picture(rows: list[dict[str, Any]]) -> Figure:
     figure, axis = new_figure(8, 3.6)
-    labels = [f"{r['tokens']}^{r['positions']} d{r['dimensions']}\n±{r['field_sd']:g} s{r['scale']:g}" for r in rows]
-    axis.plot(range(len(rows)), [row["ratio"] for row in rows], "o", color="#0b6e4f", label="SVS, open walls")
-    axis.plot(range(len(rows)), [row["outward_only_ratio"] for row in rows], "x", color="#c8553d", label="outward only")
+    labels = [
+        f"{row['tokens']}^{row['positions']} d{row['dimensions']}\n±{row['field_sd']:g} s{row['scale']:g}"
+        for row in rows
+    ]
+    places = range(len(rows))
+    axis.plot(places, [row["ratio"] for row in rows], "o", color="#0b6e4f", label="SVS, open walls")
+    axis.plot(places, [row["outward_only_ratio"] for row in rows], "x", color="#c8553d", label="outward only")
     axis.axhline(1, color="#555555", linewidth=1, linestyle="--", label="independent draws")
     axis.set(yscale="log", ylabel="total variation / floor")
-    axis.set_xticks(range(len(rows)), labels, fontsize=7)
+    axis.set_xticks(places, labels, fontsize=7)
     axis.legend(frameon=False)
     return figure

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from structured_voronoi.base import Control, Sampler, is_independent
+from structured_voronoi.contracts import Control, Sampler, is_independent
 from structured_voronoi.controls.classifier import Classifier
 from structured_voronoi.controls.predicate import Predicate
-from structured_voronoi.experiments.checks import stationarity
 from structured_voronoi.experiments.report import table, write_report
-from structured_voronoi.experiments.twins import OutwardOnly
-from structured_voronoi.experiments.workers import side_by_side
+from structured_voronoi.run.workers import side_by_side
 from structured_voronoi.samplers.cycle import Cycle
 from structured_voronoi.samplers.gwg import GibbsWithGradients
 from structured_voronoi.samplers.pncg import PNCG
@@ -24,76 +23,97 @@ from structured_voronoi.samplers.svs import SVS
 from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.language_model import LanguageModel
 from structured_voronoi.targets.tabular import AutoregressiveTable
+from structured_voronoi.verify.stationary import stationarity
+from structured_voronoi.verify.twins import OutwardOnly
 
 PROMPT, LENGTH = "The Old Mill is a", 4
 WORDS = (" cheap", " expensive", " pub", " restaurant", " diner", " place", " and", " a")
-STEPS, NONE = 12, "none"
 DIMENSIONS = len(WORDS) - 1
 """Eight points span seven dimensions: nothing is lost."""
-
-BLOCKS = Refresh(block=2, suffix=False)
-SAMPLERS: dict[str, Sampler] = {
-    "svs": SVS(0.5, dimensions=DIMENSIONS),
-    "pncg": PNCG(4.0),
-    "gwg": GibbsWithGradients(),
-    "refresh": BLOCKS,
-    "svs+refresh": Cycle(SVS(0.5, dimensions=DIMENSIONS), BLOCKS),
-    "twin: outward only": OutwardOnly(0.5, dimensions=DIMENSIONS),
-}
-UNDER_CONTROL = {name: SAMPLERS[name] for name in ("svs", "refresh", "svs+refresh", "twin: outward only")}
-UNDER_CONTROL |= {"rejection": Rejection(wave=4096)}
+NO_CONTROL = "none"
 
 
-def likes_pubs(text: str) -> float:
+def _samplers() -> dict[str, Sampler]:
+    svs, refresh = SVS(0.5, dimensions=DIMENSIONS), Refresh(block=2, suffix=False)
+    return {
+        "svs": svs,
+        "pncg": PNCG(4.0),
+        "gwg": GibbsWithGradients(),
+        "refresh": refresh,
+        "svs+refresh": Cycle(svs, refresh),
+        "twin: outward only": OutwardOnly(0.5, dimensions=DIMENSIONS),
+    }
+
+
+def _controlled_samplers() -> dict[str, Sampler]:
+    plain = _samplers()
+    names = ("svs", "refresh", "svs+refresh", "twin: outward only")
+    return {name: plain[name] for name in names} | {"rejection": Rejection(wave=4096)}
+
+
+@dataclass(frozen=True)
+class Settings:
+    runs: int = 20_000
+    """Chains of each sampler, started at the truth."""
+    seed: int = 4
+    progress: bool = True
+    workers: int | None = None
+    steps: int = 12
+    samplers: dict[str, Sampler] = field(default_factory=_samplers)
+    controlled_samplers: dict[str, Sampler] = field(default_factory=_controlled_samplers)
+
+
+def score_pubs(text: str) -> float:
     """A black box: a probability, and no gradient."""
     return 0.9 if "pub" in text else 0.3
 
 
 def controls() -> dict[str, Control]:
-    return {"classifier": Classifier.load("price", "expensive"), "black box": Predicate(likes_pubs, "pubs")}
+    return {"classifier": Classifier.load("price", "expensive"), "black box": Predicate(score_pubs, "pubs")}
 
 
 @cache
-def tabulated(name: str = NONE) -> AutoregressiveTable:
+def tabulated(control: str = NO_CONTROL) -> AutoregressiveTable:
     """Scored once by the model and a control, with the target's own guidance; float64 from here on."""
-    loaded, control = LanguageModel.load("bundled", length=LENGTH), controls().get(name)
+    loaded, chosen = LanguageModel.load("bundled", length=LENGTH), controls().get(control)
     tokens = torch.tensor([loaded.tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in WORDS])
     model = LanguageModel(loaded.model, loaded.tokenizer, PROMPT, LENGTH, allowed=tokens.tolist())
     texts = tokens[torch.cartesian_prod(*[torch.arange(len(WORDS))] * LENGTH)]
-    target = model if control is None else Controlled(model, {control: 1.0})
+    target = model if chosen is None else Controlled(model, {chosen: 1.0})
     log_prob, (total, guide) = model.log_prob(texts).double(), target.log_prob_and_guide(texts)
     shape = (len(WORDS),) * LENGTH
     return AutoregressiveTable(
         model.embeddings[tokens].double(),
         (log_prob - log_prob.logsumexp(0)).view(shape),
         guide.view(*shape, LENGTH, -1).double(),
-        None if control is None else (total.double() - log_prob).view(shape),
+        None if chosen is None else (total.double() - log_prob).view(shape),
     )
 
 
-def run(out: Path, runs: int = 20_000, seed: int = 4, progress: bool = True) -> list[Path]:
-    """``runs`` chains of each sampler, started at the truth."""
-    tasks = [(NONE, name) for name in SAMPLERS]
-    tasks += [(control, name) for control in controls() for name in UNDER_CONTROL]
-    rows = side_by_side(partial(_check, runs=runs, seed=seed), tasks, "truth", progress)
-    results = {"runs": runs, "seed": seed, "steps": STEPS, "prompt": PROMPT, "words": WORDS, "rows": rows}
+def run(settings: Settings, out: Path) -> list[Path]:
+    """Every sampler on the model alone and under each control."""
+    tasks = [(NO_CONTROL, sampler) for sampler in settings.samplers.items()]
+    tasks += [(control, sampler) for control in controls() for sampler in settings.controlled_samplers.items()]
+    work = partial(_check, runs=settings.runs, steps=settings.steps, seed=settings.seed)
+    rows = side_by_side(work, tasks, "truth", settings.progress, settings.workers)
+    results: dict[str, Any] = {"runs": settings.runs, "seed": settings.seed, "steps": settings.steps}
+    results |= {"prompt": PROMPT, "words": WORDS, "rows": rows}
     return write_report(out, "truth", results, _markdown(results), {})
 
 
-def _check(task: tuple[str, str], runs: int, seed: int) -> dict[str, Any]:
-    control, name = task
-    sampler = (SAMPLERS | UNDER_CONTROL)[name]
-    found = stationarity(tabulated(control), sampler, runs, 1 if is_independent(sampler) else STEPS, seed)
-    fit = found.fit
-    return {"control": control, "sampler": name, "moved": found.moved, "p": fit.p_value, "tv": fit.tv, "z": fit.z}
+def _check(task: tuple[str, tuple[str, Sampler]], runs: int, steps: int, seed: int) -> dict[str, Any]:
+    control, (name, sampler) = task
+    result = stationarity(sampler, tabulated(control), runs, 1 if is_independent(sampler) else steps, seed)
+    row = {"control": control, "sampler": name, "moved": result.moved}
+    return row | {"p": result.p_value, "tv": result.tv, "z": result.z}
 
 
 def _markdown(results: dict[str, Any]) -> str:
     intro = (
         f"All {len(WORDS)}^{LENGTH} texts of the tokens {', '.join(map(repr, WORDS))} after “{PROMPT}”, by the bundled "
-        f"model; {results['runs']:,} chains started at the truth, {STEPS} steps, seed {results['seed']}. z is (TV − "
-        "mean)/sd against 200 sets of as many independent draws; p is of the chi-square test, states pooled to "
-        "expected counts of at least 5."
+        f"model; {results['runs']:,} chains started at the truth, {results['steps']} steps, seed {results['seed']}. "
+        "z is (TV − mean)/sd against 200 sets of as many independent draws; p is of the chi-square test, states pooled "
+        "to expected counts of at least 5."
     )
     body = [
         [row["control"], row["sampler"], f"{row['moved']:.0%}", row["p"], row["tv"], row["z"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -9,69 +10,102 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from structured_voronoi.base import Sampler, Start
+from structured_voronoi.contracts import Start
 from structured_voronoi.experiments.report import COLOURS, new_figure, table, write_report
-from structured_voronoi.experiments.text_models import LENGTH, experiment_model, model_name, named
-from structured_voronoi.experiments.workers import side_by_side
+from structured_voronoi.experiments.text.models import TextSettings, model_name, prepare_model, report_name
 from structured_voronoi.metrics.text import bootstrap_quantiles, perplexity, wasserstein
-from structured_voronoi.run.sampling import steps
-from structured_voronoi.samplers.choices import text_sampler
+from structured_voronoi.run.presets import text_sampler
+from structured_voronoi.run.sampling import start_chains
+from structured_voronoi.run.workers import side_by_side
 from structured_voronoi.targets.language_model import LanguageModel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ANCESTRAL, FLOOR_SETS = 1000, 500
-BURN_IN = {"ancestral": 1, "svs+refresh": 50, "svs": 50, "pncg": 100, "gwg": 100}
-"""Steps from ancestral starts."""
-FROM_RANDOM = {"langevin": 500, "mucola": 500, "svs-paper": 50}
-"""Steps of the paper's methods, from random tokens; it takes 500, but its SVS evaluates some twenty texts a step."""
 LEVELS = (0.05, 0.5, 0.95)
+"""Of the quantiles of perplexities."""
 
 
-def run(out: Path, runs: int = 100, seed: int = 0, progress: bool = True, data: str | None = None) -> list[Path]:
-    """``runs`` texts of each sampler against 1,000 ancestral ones, or as many."""
-    model, stem = experiment_model(data, progress), named("lm", data)
-    rows = side_by_side(partial(_texts, model=model, runs=runs, seed=seed), (*BURN_IN, *FROM_RANDOM), "lm", progress)
+def _steps() -> dict[str, int]:
+    return {"svs+refresh": 50, "svs": 50, "pncg": 100, "gwg": 100}
+
+
+def _steps_from_random() -> dict[str, int]:
+    return {"langevin": 500, "mucola": 500, "svs-paper": 50}
+
+
+@dataclass(frozen=True)
+class Settings:
+    runs: int = 100
+    """Texts of each sampler, one a chain."""
+    seed: int = 0
+    data: str | None = None
+    progress: bool = True
+    workers: int | None = None
+    text: TextSettings = field(default_factory=TextSettings)
+    ancestral_texts: int = 1000
+    """Which the others are compared with; at least as many as the runs."""
+    floor_sets: int = 500
+    """Sets of as many ancestral texts as there are runs."""
+    steps: dict[str, int] = field(default_factory=_steps)
+    """Of the samplers that start from ancestral texts."""
+    steps_from_random: dict[str, int] = field(default_factory=_steps_from_random)
+    """Of the paper's methods, from random tokens; it takes 500, but its SVS evaluates some twenty texts a step."""
+
+
+def run(settings: Settings, out: Path) -> list[Path]:
+    """The perplexities of every sampler's texts, and their distance from those of ancestral texts."""
+    model = prepare_model(settings.data, settings.text.recipe, settings.progress)
+    ancestral = max(settings.runs, settings.ancestral_texts)
+    tasks = [("ancestral", ancestral, settings.seed)]
+    tasks += [(name, settings.runs, settings.seed) for name in (*settings.steps, *settings.steps_from_random)]
+    tasks += [("ancestral", settings.ancestral_texts, settings.seed + 1)]
+    work = partial(_draw_texts, model=model, settings=settings)
+    *rows, others = side_by_side(work, tasks, "lm", settings.progress, settings.workers)
     truth = np.array(rows[0]["perplexity"])
-    floor = _floor(truth, np.array(_texts("ancestral", model, ANCESTRAL, seed + 1)["perplexity"]), runs)
     for row in rows:
         row["wasserstein"] = wasserstein(truth, np.array(row["perplexity"]))
         row["quantiles"] = bootstrap_quantiles(np.array(row["perplexity"]), LEVELS)
-    results = {"runs": runs, "seed": seed, "ancestral": len(truth), "floor": floor, "rows": rows}
-    results |= {"model": model_name(data)}
-    return write_report(out, stem, results, _markdown(results, stem), {stem: _picture(rows)})
+    floor = _wasserstein_floor(truth, np.array(others["perplexity"]), settings.runs, settings.floor_sets)
+    results = {"runs": settings.runs, "seed": settings.seed, "ancestral": ancestral, "floor": floor, "rows": rows}
+    results |= {"model": model_name(settings.data)}
+    stem = report_name("lm", settings.data)
+    return write_report(out, stem, results, _markdown(results, stem, settings), {stem: _picture(rows)})
 
 
-def _floor(truth: np.ndarray, other: np.ndarray, runs: int) -> tuple[float, float]:
+def _wasserstein_floor(truth: np.ndarray, others: np.ndarray, runs: int, sets: int) -> tuple[float, float]:
     """The distance of ``runs`` ancestral texts from many, on average and in 95 of 100 cases."""
     source = np.random.default_rng(0)
-    found = [wasserstein(truth, source.choice(other, runs)) for _ in range(FLOOR_SETS)]
-    return float(np.mean(found)), float(np.quantile(found, 0.95))
+    distances = [wasserstein(truth, source.choice(others, runs)) for _ in range(sets)]
+    return float(np.mean(distances)), float(np.quantile(distances, 0.95))
 
 
-def _texts(name: str, model: str, runs: int, seed: int) -> dict[str, Any]:
+def _draw_texts(task: tuple[str, int, int], model: str, settings: Settings) -> dict[str, Any]:
     """The perplexities of one sampler's last states, and what they cost."""
-    target = LanguageModel.load(model, length=LENGTH)
-    sampler: Sampler = text_sampler(name)
-    chains = max(runs, ANCESTRAL) if name == "ancestral" else runs
-    start: Start = "random" if name in FROM_RANDOM else None
-    count, cost = (BURN_IN | FROM_RANDOM)[name], 0.0
-    for tokens, info in islice(steps(target, sampler, chains, seed, start), count):
-        last, cost = tokens, cost + float(info.evaluations.double().mean())
-    found = perplexity(target.log_prob(last).double().numpy(), LENGTH)
-    example = target.decode(last[0])
-    return {"sampler": name, "steps": count, "evaluations": cost, "perplexity": found.tolist(), "example": example}
+    name, count, seed = task
+    target = LanguageModel.load(model, length=settings.text.length)
+    steps = ({"ancestral": 1} | settings.steps | settings.steps_from_random)[name]
+    start: Start = "random" if name in settings.steps_from_random else None
+    chains = start_chains(target, text_sampler(name), count, seed, start)
+    cost = sum(float(info.evaluations.double().mean()) for _, info in islice(chains, steps))
+    last = chains.state.tokens
+    return {
+        "sampler": name,
+        "steps": steps,
+        "evaluations": cost,
+        "perplexity": perplexity(target.log_prob(last).double().numpy(), settings.text.length).tolist(),
+        "example": target.decode(last[0]),
+    }
 
 
-def _markdown(results: dict[str, Any], stem: str) -> str:
+def _markdown(results: dict[str, Any], stem: str, settings: Settings) -> str:
     runs, ancestral = results["runs"], results["ancestral"]
     intro = (
-        f"{runs} texts of {LENGTH} tokens from each sampler and {ancestral} ancestral ones, model: {results['model']}, "
-        f"seed {results['seed']}. Perplexity of the drawn tokens under the sampled model; 95 % bootstrap intervals. "
-        f"The Wasserstein distance between {ancestral} and {runs} ancestral texts is {results['floor'][0]:.3g} on "
-        f"average, and below {results['floor'][1]:.3g} in 95 % of cases. "
-        f"{', '.join(FROM_RANDOM)} start from random tokens, the others from ancestral texts."
+        f"{runs} texts of {settings.text.length} tokens from each sampler and {ancestral} ancestral ones, model: "
+        f"{results['model']}, seed {results['seed']}. Perplexity of the drawn tokens under the sampled model; 95 % "
+        f"bootstrap intervals. The Wasserstein distance between {ancestral} and {runs} ancestral texts is "
+        f"{results['floor'][0]:.3g} on average, and below {results['floor'][1]:.3g} in 95 % of cases. "
+        f"{', '.join(settings.steps_from_random)} start from random tokens, the others from ancestral texts."
     )
     body = [
         [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -11,16 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from structured_voronoi.base import Sampler
-from structured_voronoi.catalogue import TEXT_SCALE
+from structured_voronoi.contracts import Sampler
 from structured_voronoi.experiments.report import new_figure, table, write_report
-from structured_voronoi.experiments.text_models import LENGTH, experiment_model, model_name, named
-from structured_voronoi.experiments.workers import side_by_side
+from structured_voronoi.experiments.text.models import TextSettings, model_name, prepare_model, report_name
 from structured_voronoi.metrics.divergence import difference
 from structured_voronoi.metrics.text import perplexity, wasserstein
-from structured_voronoi.run.sampling import steps
+from structured_voronoi.run.presets import TEXT_DIMENSIONS, TEXT_SCALE, text_sampler
+from structured_voronoi.run.sampling import start_chains
+from structured_voronoi.run.workers import side_by_side
 from structured_voronoi.samplers.ancestral import Ancestral
-from structured_voronoi.samplers.choices import TEXT_DIMENSIONS, text_sampler
 from structured_voronoi.samplers.cycle import Cycle
 from structured_voronoi.samplers.refresh import Refresh
 from structured_voronoi.targets.language_model import LanguageModel
@@ -28,107 +28,131 @@ from structured_voronoi.targets.language_model import LanguageModel
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ANCESTRAL, ALONE_STEPS, RANDOM_CHAINS, RANDOM_COST, MOST_STEPS = 2000, 100, 32, 2000, 200
-ALONE = text_sampler("svs")
-BLOCKS = Cycle(ALONE, Refresh(block=5, suffix=False, moves=5))
+SVS_ALONE = text_sampler("svs")
+SVS_AND_BLOCKS = Cycle(SVS_ALONE, Refresh(block=5, suffix=False, moves=5))
 """Without suffix redraws: a redraw from the first position would simply be ancestral sampling."""
-PARTS = ("half", "alone", "random, blocks", "random, blocks and suffixes")
+FROM_RANDOM: dict[str, Sampler] = {
+    "random, blocks": SVS_AND_BLOCKS,
+    "random, blocks and suffixes": text_sampler("svs+refresh"),
+}
+PARTS = ("half", "alone", *FROM_RANDOM)
 
 
-def run(out: Path, runs: int = 400, seed: int = 0, progress: bool = True, data: str | None = None) -> list[Path]:
-    """``runs`` chains from ancestral texts, and a few from random tokens."""
-    name = experiment_model(data, progress)
-    work = partial(_part, name=name, runs=runs, seed=seed)
-    found = dict(zip(PARTS, side_by_side(work, PARTS, "mixing", progress), strict=True))
-    truth = _ancestral(LanguageModel.load(name, length=LENGTH), ANCESTRAL, seed + 1)[1]
-    results = {"runs": runs, "seed": seed, "model": model_name(data)}
-    results |= {"half": _half(found["half"], truth, name, runs, seed), "alone": found["alone"]}
-    results |= {"truth": float(truth.mean()), "random": {part: found[part] for part in PARTS[2:]}}
-    stem = named("mixing", data)
-    return write_report(out, stem, results, _markdown(results, stem), {stem: _picture(results)})
+@dataclass(frozen=True)
+class Settings:
+    runs: int = 400
+    """Chains from ancestral texts."""
+    seed: int = 0
+    data: str | None = None
+    progress: bool = True
+    workers: int | None = None
+    text: TextSettings = field(default_factory=TextSettings)
+    ancestral_texts: int = 2000
+    """Whose energies are the truth."""
+    most_steps: int = 200
+    """Of SVS and Refresh until half of the tokens have changed."""
+    alone_steps: int = 100
+    """Of SVS without refresh moves."""
+    random_chains: int = 32
+    random_cost: int = 2000
+    """Evaluations of a chain from random tokens."""
 
 
-def _part(part: str, name: str, runs: int, seed: int) -> dict[str, Any]:
-    target = LanguageModel.load(name, length=LENGTH)
+def run(settings: Settings, out: Path) -> list[Path]:
+    """Chains from ancestral texts, and a few from random tokens."""
+    model = prepare_model(settings.data, settings.text.recipe, settings.progress)
+    work = partial(_run_part, model=model, settings=settings)
+    by_part = dict(zip(PARTS, side_by_side(work, PARTS, "mixing", settings.progress, settings.workers), strict=True))
+    target, seed = LanguageModel.load(model, length=settings.text.length), settings.seed
+    truth = _draw_ancestral(target, settings.ancestral_texts, seed + 1)[1]
+    others = _draw_ancestral(target, 10 * settings.runs, seed + 3)[1]
+    results: dict[str, Any] = {"runs": settings.runs, "seed": seed, "model": model_name(settings.data)}
+    results |= {"half": _compare_energies(by_part["half"], truth, others, settings), "alone": by_part["alone"]}
+    results |= {"truth": float(truth.mean()), "random": {part: by_part[part] for part in FROM_RANDOM}}
+    stem = report_name("mixing", settings.data)
+    return write_report(out, stem, results, _markdown(results, stem, settings), {stem: _picture(results)})
+
+
+def _run_part(part: str, model: str, settings: Settings) -> dict[str, Any]:
+    target = LanguageModel.load(model, length=settings.text.length)
     if part == "half":
-        return _until_half_changed(target, runs, seed)
+        return _run_until_half_changed(target, settings)
     if part == "alone":
-        return _alone(target, runs, seed)
-    sampler = BLOCKS if part == PARTS[2] else text_sampler("svs+refresh")
-    return _from_random(target, sampler, seed)
+        return _run_svs_alone(target, settings)
+    return _run_from_random(target, FROM_RANDOM[part], settings)
 
 
-def _ancestral(target: LanguageModel, count: int, seed: int) -> tuple[Tensor, np.ndarray]:
+def _draw_ancestral(target: LanguageModel, count: int, seed: int) -> tuple[Tensor, np.ndarray]:
     """Independent texts and their energies."""
-    tokens, info = next(steps(target, Ancestral(), count, seed))
-    return tokens, info.energy.double().numpy()
+    state, info = next(start_chains(target, Ancestral(), count, seed))
+    return state.tokens, info.energy.double().numpy()
 
 
-def _until_half_changed(target: LanguageModel, runs: int, seed: int) -> dict[str, Any]:
-    start, _ = _ancestral(target, runs, seed + 2)
-    cost, count = 0.0, 0
-    ever = torch.zeros_like(start, dtype=torch.bool)
-    for tokens, info in islice(steps(target, BLOCKS, runs, seed, start), MOST_STEPS):
-        count += 1
+def _run_until_half_changed(target: LanguageModel, settings: Settings) -> dict[str, Any]:
+    """SVS and Refresh from ancestral texts, until half of the tokens have been other ones at some time."""
+    start, _ = _draw_ancestral(target, settings.runs, settings.seed + 2)
+    chains = start_chains(target, SVS_AND_BLOCKS, settings.runs, settings.seed, start)
+    ever_changed, cost = torch.zeros_like(start, dtype=torch.bool), 0.0
+    for steps, (state, info) in enumerate(islice(chains, settings.most_steps), 1):
         cost += float(info.evaluations.double().mean())
-        ever |= tokens != start
-        energy, changed = info.energy, float(ever.double().mean())
-        if changed >= 0.5:
+        ever_changed |= state.tokens != start
+        row = {"steps": steps, "evaluations": cost, "changed": float(ever_changed.double().mean())}
+        if row["changed"] >= 0.5:
             break
-    other = float((tokens != start).double().mean())
-    energies = energy.double().tolist()
-    return {"steps": count, "evaluations": cost, "changed": changed, "other": other, "energies": energies}
+    other = float((state.tokens != start).double().mean())
+    return {**row, "other": other, "energies": info.energy.double().tolist()}
 
 
-def _half(found: dict[str, Any], truth: np.ndarray, name: str, runs: int, seed: int) -> dict[str, Any]:
+def _compare_energies(row: dict[str, Any], truth: np.ndarray, others: np.ndarray, settings: Settings) -> dict[str, Any]:
     """The energies beside ancestral ones: difference in standard errors, Wasserstein distance and its floor."""
-    mine = np.array(found["energies"])
-    apart, error = difference(mine, truth)
-    more = _ancestral(LanguageModel.load(name, length=LENGTH), 10 * runs, seed + 3)[1]
-    others = [wasserstein(_perplexity(truth), _perplexity(more[i : i + runs])) for i in range(0, len(more), runs)]
+    energies, runs = np.array(row.pop("energies")), settings.runs
+
+    def distance_from_truth(energy: np.ndarray) -> float:
+        length = settings.text.length
+        return wasserstein(perplexity(-truth, length), perplexity(-energy, length))
+
+    apart, error = difference(energies, truth)
     return {
-        **{key: found[key] for key in ("steps", "evaluations", "changed", "other")},
-        "energy": float(mine.mean()),
+        **row,
+        "energy": float(energies.mean()),
         "difference": apart,
         "error": error,
-        "wasserstein": wasserstein(_perplexity(truth), _perplexity(mine)),
-        "floor": float(np.mean(others)),
+        "wasserstein": distance_from_truth(energies),
+        "floor": float(np.mean([distance_from_truth(others[i : i + runs]) for i in range(0, len(others), runs)])),
     }
 
 
-def _perplexity(energy: np.ndarray) -> np.ndarray:
-    return perplexity(-energy, LENGTH)
-
-
-def _alone(target: LanguageModel, runs: int, seed: int) -> dict[str, Any]:
+def _run_svs_alone(target: LanguageModel, settings: Settings) -> dict[str, Any]:
     """SVS without refresh moves: the change of each chain's energy."""
-    start, before = _ancestral(target, runs, seed + 4)
-    tokens, info = next(islice(steps(target, ALONE, runs, seed, start), ALONE_STEPS - 1, None))
+    start, before = _draw_ancestral(target, settings.runs, settings.seed + 4)
+    chains = start_chains(target, SVS_ALONE, settings.runs, settings.seed, start)
+    state, info = next(islice(chains, settings.alone_steps - 1, None))
     change = info.energy.double().numpy() - before
-    moved = float((tokens != start).double().mean())
-    return {"drift": float(change.mean()), "error": float(change.std(ddof=1) / np.sqrt(runs)), "changed": moved}
+    error = float(change.std(ddof=1) / np.sqrt(len(change)))
+    return {"drift": float(change.mean()), "error": error, "changed": float((state.tokens != start).double().mean())}
 
 
-def _from_random(target: LanguageModel, sampler: Sampler, seed: int) -> dict[str, Any]:
+def _run_from_random(target: LanguageModel, sampler: Sampler, settings: Settings) -> dict[str, Any]:
     """Mean energy by cost."""
-    total = torch.zeros(RANDOM_CHAINS)
+    total = torch.zeros(settings.random_chains)
     costs, energies = [], []
-    for _, info in steps(target, sampler, RANDOM_CHAINS, seed, "random"):
+    for _, info in start_chains(target, sampler, settings.random_chains, settings.seed, "random"):
         total = total + info.evaluations
         costs.append(float(total.mean()))
         energies.append(float(info.energy.mean()))
-        if costs[-1] >= RANDOM_COST:
+        if costs[-1] >= settings.random_cost:
             break
-    error = float(info.energy.double().std() / RANDOM_CHAINS**0.5)
+    error = float(info.energy.double().std() / settings.random_chains**0.5)
     return {"cost": costs, "energy": energies, "last_error": error}
 
 
-def _markdown(results: dict[str, Any], stem: str) -> str:
+def _markdown(results: dict[str, Any], stem: str, settings: Settings) -> str:
     half, alone = results["half"], results["alone"]
-    said = [
+    parts = [
         "# Mixing",
-        f"Model: {results['model']}, N = {LENGTH}, seed {results['seed']}, SVS with scale {TEXT_SCALE} in "
-        f"{TEXT_DIMENSIONS} dimensions. The mean energy of {ANCESTRAL:,} ancestral texts is {results['truth']:.2f}.",
+        f"Model: {results['model']}, N = {settings.text.length}, seed {results['seed']}, SVS with scale {TEXT_SCALE} "
+        f"in {TEXT_DIMENSIONS} dimensions. The mean energy of {settings.ancestral_texts:,} ancestral texts is "
+        f"{results['truth']:.2f}.",
         f"**From ancestral texts**, SVS and Refresh (five blocks a step, at most 5 tokens, no suffix), "
         f"{results['runs']} chains: {half['changed']:.0%} of tokens had changed (some back again: "
         f"{half['other']:.0%} are other ones than at the start) after {half['steps']} steps "
@@ -137,19 +161,21 @@ def _markdown(results: dict[str, Any], stem: str) -> str:
         f"{abs(half['difference']) / half['error']:.1f} errors. Wasserstein distance of perplexities "
         f"{half['wasserstein']:.3f}; between two ancestral sets of these sizes {half['floor']:.3f} on average, ratio "
         f"{half['wasserstein'] / half['floor']:.2f}.",
-        f"**SVS alone**, {ALONE_STEPS} steps: {alone['changed']:.0%} of tokens changed, drift of the energy "
+        f"**SVS alone**, {settings.alone_steps} steps: {alone['changed']:.0%} of tokens changed, drift of the energy "
         f"{alone['drift']:+.3f} ± {alone['error']:.3f}, {abs(alone['drift']) / alone['error']:.1f} errors.",
-        f"**From random tokens**, {RANDOM_CHAINS} chains, mean energy by cost (– where the first step costs more):",
+        f"**From random tokens**, {settings.random_chains} chains, mean energy by cost (– where the first step costs "
+        "more):",
     ]
-    marks = (50, 100, 200, 500, 1000, RANDOM_COST)
-    rows = [[part, *(_at(curve, mark) for mark in marks)] for part, curve in results["random"].items()]
-    said.append(table(["moves", *(f"{mark:,}" for mark in marks)], rows))
-    return "\n\n".join([*said, f"![{stem}]({stem}.png)"])
+    costs = (50, 100, 200, 500, 1000)
+    rows = [
+        [part, *(_energy_at(curve, cost) for cost in costs), f"{curve['energy'][-1]:.1f} ± {curve['last_error']:.1f}"]
+        for part, curve in results["random"].items()
+    ]
+    parts.append(table(["moves", *(f"{cost:,}" for cost in (*costs, settings.random_cost))], rows))
+    return "\n\n".join([*parts, f"![{stem}]({stem}.png)"])
 
 
-def _at(curve: dict[str, Any], cost: float) -> str:
-    if cost >= RANDOM_COST:
-        return f"{curve['energy'][-1]:.1f} ± {curve['last_error']:.1f}"
+def _energy_at(curve: dict[str, Any], cost: float) -> str:
     steps = int(np.searchsorted(curve["cost"], cost, side="right"))  # those that this much pays for
     return f"{curve['energy'][steps - 1]:.1f}" if steps else "–"
 

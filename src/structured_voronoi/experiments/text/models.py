@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from structured_voronoi.models.cache import cached_language_model
@@ -9,22 +10,28 @@ from structured_voronoi.models.corpora import load_corpus
 from structured_voronoi.models.training import Recipe
 from structured_voronoi.run.progress import progress_bar
 
-LENGTH = 20
-RECIPE = Recipe(epochs=3.0)
-"""Of the language models that experiments train: about twenty minutes on one core for E2E."""
+
+@dataclass(frozen=True)
+class TextSettings:
+    """What all experiments on text have in common."""
+
+    length: int = 20
+    """Tokens of a text."""
+    recipe: Recipe = field(default_factory=lambda: Recipe(epochs=3.0))
+    """Of a language model for the user's data: about twenty minutes on one core for E2E."""
 
 
-def experiment_model(data: str | None, progress: bool) -> str:
-    """What `LanguageModel.load` takes. Training on data of one's own happens once, with progress."""
+def prepare_model(data: str | None, recipe: Recipe, progress: bool) -> str:
+    """What `LanguageModel.load` takes; training on the user's data happens once, with progress."""
     if data is None:
         return "bundled"
     corpus = load_corpus(data)
-    with progress_bar(RECIPE.steps(len(corpus.train)), progress, "training the language model") as tick:
-        return str(cached_language_model(Path(data).resolve().name, corpus, RECIPE, tick))
+    with progress_bar(recipe.steps(len(corpus.train)), progress, "training the language model") as tick:
+        return str(cached_language_model(Path(data).resolve().name, corpus, recipe, tick))
 
 
-def named(experiment: str, data: str | None) -> str:
-    """The name of the report: that of the experiment, and of the data if they are the user's."""
+def report_name(experiment: str, data: str | None) -> str:
+    """The name of the experiment, and of the data if they are the user's."""
     return experiment if data is None else f"{experiment}_{Path(data).resolve().name}"
 
 

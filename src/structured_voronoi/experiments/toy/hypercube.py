@@ -1,7 +1,8 @@
-"""The toy in more dimensions: 2^k cubic cells in R^k (the paper's figure 7), T = 0.5, 100 iterations."""
+"""The toy in more dimensions: 2^k cubic cells in R^k (the paper's figure 7)."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -9,68 +10,73 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from structured_voronoi.base import Sampler
-from structured_voronoi.experiments.chains import divergence, independent_runs, run_iterations
 from structured_voronoi.experiments.report import COLOURS, new_figure, table, write_report
-from structured_voronoi.experiments.toy import hmc, mucola, voronoi
-from structured_voronoi.experiments.workers import side_by_side
+from structured_voronoi.experiments.toy.runs import divergence, independent_runs, run_iterations
+from structured_voronoi.experiments.toy.samplers import ToySampler, hmc, mucola, voronoi
+from structured_voronoi.metrics.divergence import Interval
+from structured_voronoi.run.workers import side_by_side
 from structured_voronoi.targets.categorical import hypercube
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DIMENSIONS = range(1, 9)
-ITERATIONS, TEMPERATURE = 100, 0.5
-GRIDS: dict[str, list[Sampler]] = {
-    "vs": [voronoi(length) for length in (2.0, 4.0)],
-    "hmc": [hmc(step) for step in (0.25, 0.5, 1.0, 2.0)],
-    "mucola": [mucola(step) for step in (0.5, 1.0, 2.0, 4.0, 16.0)],
-}
+
+def _grids() -> dict[str, dict[str, list[ToySampler]]]:
+    return {
+        "paper": {"vs": [voronoi(0.1)], "hmc": [hmc(0.1)], "mucola": [mucola(0.1)]},
+        "best": {
+            "vs": [voronoi(length) for length in (2.0, 4.0)],
+            "hmc": [hmc(step) for step in (0.25, 0.5, 1.0, 2.0)],
+            "mucola": [mucola(step) for step in (0.5, 1.0, 2.0, 4.0, 16.0)],
+        },
+    }
 
 
-def run(out: Path, runs: int = 256, seed: int = 0, progress: bool = True) -> list[Path]:
-    """JS divergence after 100 iterations, each sampler at its paper setting and at its best step."""
-    parts = side_by_side(partial(_at, runs=runs, seed=seed), DIMENSIONS, "hypercube", progress)
+@dataclass(frozen=True)
+class Settings:
+    runs: int = 256
+    """Independent runs, of one chain each."""
+    seed: int = 0
+    progress: bool = True
+    workers: int | None = None
+    dimensions: tuple[int, ...] = tuple(range(1, 9))
+    iterations: int = 100
+    temperature: float = 0.5
+    grids: dict[str, dict[str, list[ToySampler]]] = field(default_factory=_grids)
+    """For the paper's setting and for the best one: the samplers of which the best is reported."""
+
+
+def run(settings: Settings, out: Path) -> list[Path]:
+    """JS divergence after a number of iterations, each sampler at its paper setting and at its best step."""
+    work = partial(_run_dimension, settings=settings)
+    parts = side_by_side(work, settings.dimensions, "hypercube", settings.progress, settings.workers)
     rows: list[dict[str, Any]] = list(chain.from_iterable(parts))
-    header = ["k", "sampler", "setting", "JS", "95 %", "evaluations", "proposals"]
-    body = [
-        [
-            row["k"],
-            row["sampler"],
-            row["setting"],
-            row["js_mean"],
-            f"{row['js_low']:.3g} – {row['js_high']:.3g}",
-            row["energy_evaluations"],
-            row["proposals"],
-        ]
-        for row in rows
-    ]
-    intro = (
-        f"Mean JS divergence in nats with 95 % intervals over {runs} independent runs of {ITERATIONS} iterations "
-        f"from a random start, T = {TEMPERATURE}, p ∝ (1, 2, 3, …)^(1/T); seed {seed}. "
-        "Evaluations and proposals are per run."
-    )
-    markdown = "\n\n".join(["# Hypercube: 2^k cells in R^k", intro, table(header, body), "![hypercube](hypercube.png)"])
-    results = {"runs": runs, "seed": seed, "temperature": TEMPERATURE, "iterations": ITERATIONS, "rows": rows}
-    return write_report(out, "hypercube", results, markdown, {"hypercube": _picture(rows)})
+    results = {
+        "runs": settings.runs,
+        "seed": settings.seed,
+        "temperature": settings.temperature,
+        "iterations": settings.iterations,
+        "rows": rows,
+    }
+    return write_report(out, "hypercube", results, _markdown(results), {"hypercube": _picture(results)})
 
 
-def _at(k: int, runs: int, seed: int) -> list[dict[str, Any]]:
-    target = hypercube(k, TEMPERATURE)
-    paper: dict[str, list[Sampler]] = {"vs": [voronoi(0.1)], "hmc": [hmc(0.1)], "mucola": [mucola(0.1)]}
+def _run_dimension(k: int, settings: Settings) -> list[dict[str, Any]]:
+    target, iterations = hypercube(k, settings.temperature), settings.iterations
     rows = []
-    for setting, grids in (("paper", paper), ("best", GRIDS)):
-        for name, grid in grids.items():
-            found = []
-            for sampler in grid:
-                done = run_iterations(target, sampler, runs, [ITERATIONS], seed)[ITERATIONS]
-                found.append(_row(k, name, setting, divergence(target, done), done.evaluations, done.events))
-            rows.append(min(found, key=lambda row: float(row["js_mean"])))
-    floor = divergence(target, independent_runs(target, runs, ITERATIONS, seed))
+    for setting, grids in settings.grids.items():
+        for name, samplers in grids.items():
+            tried = []
+            for sampler in samplers:
+                finished = run_iterations(target, sampler, settings.runs, [iterations], settings.seed)[iterations]
+                js = divergence(target, finished)
+                tried.append(_row(k, name, setting, js, finished.evaluations, finished.events))
+            rows.append(min(tried, key=lambda row: float(row["js_mean"])))
+    floor = divergence(target, independent_runs(target, settings.runs, iterations, settings.seed))
     return [*rows, _row(k, "independent", "best", floor, 0.0, 0.0)]
 
 
-def _row(k: int, name: str, setting: str, js: Any, evaluations: float, proposals: float) -> dict[str, Any]:
+def _row(k: int, name: str, setting: str, js: Interval, evaluations: float, proposals: float) -> dict[str, Any]:
     return {
         "k": k,
         "sampler": name,
@@ -83,15 +89,38 @@ def _row(k: int, name: str, setting: str, js: Any, evaluations: float, proposals
     }
 
 
-def _picture(rows: list[dict[str, Any]]) -> Figure:
+def _markdown(results: dict[str, Any]) -> str:
+    header = ["k", "sampler", "setting", "JS", "95 %", "evaluations", "proposals"]
+    body = [
+        [
+            row["k"],
+            row["sampler"],
+            row["setting"],
+            row["js_mean"],
+            f"{row['js_low']:.3g} – {row['js_high']:.3g}",
+            row["energy_evaluations"],
+            row["proposals"],
+        ]
+        for row in results["rows"]
+    ]
+    intro = (
+        f"Mean JS divergence in nats with 95 % intervals over {results['runs']} independent runs of "
+        f"{results['iterations']} iterations from a random start, T = {results['temperature']}, "
+        f"p ∝ (1, 2, 3, …)^(1/T); seed {results['seed']}. Evaluations and proposals are per run."
+    )
+    return "\n\n".join(["# Hypercube: 2^k cells in R^k", intro, table(header, body), "![hypercube](hypercube.png)"])
+
+
+def _picture(results: dict[str, Any]) -> Figure:
     figure, axes = new_figure(10, 4, ncols=2, sharey=True)
     for axis, setting in zip(axes, ("paper", "best"), strict=True):
         for name in ("vs", "hmc", "mucola", "independent"):
-            chosen = [row for row in rows if row["sampler"] == name and row["setting"] == setting]
-            mean = np.array([row["js_mean"] for row in chosen])
-            axis.plot([row["k"] for row in chosen], mean, "o-", color=COLOURS[name], label=name, markersize=4)
+            shown = [row for row in results["rows"] if row["sampler"] == name and row["setting"] == setting]
+            mean = np.array([row["js_mean"] for row in shown])
+            axis.plot([row["k"] for row in shown], mean, "o-", color=COLOURS[name], label=name, markersize=4)
         axis.set(xlabel="k: 2^k cells in R^k", yscale="log")
-    axes[0].set(ylabel="JS divergence after 100 iterations (nats)", title="the paper's step: ε = 0.1")
+    ylabel = f"JS divergence after {results['iterations']} iterations (nats)"
+    axes[0].set(ylabel=ylabel, title="the paper's step: ε = 0.1")
     axes[1].set(title="each at its best step")
     axes[1].legend(frameon=False)
     return figure

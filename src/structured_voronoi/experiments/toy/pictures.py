@@ -10,7 +10,7 @@ import torch
 from structured_voronoi.experiments.report import COLOURS, new_figure
 from structured_voronoi.geometry.cells import cells_of
 from structured_voronoi.geometry.memo import Proposal
-from structured_voronoi.geometry.motion import CLOSED, Particle, Straight, travel
+from structured_voronoi.geometry.motion import CLOSED, Journey, Particle, Straight, travel
 from structured_voronoi.targets.categorical import CategoricalTarget, toy
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def trajectory_picture(duration: float = 16.0, seed: int = 2) -> Figure:
     axis.plot(
         *path[changes].T.tolist(), "o", color="white", markeredgecolor=COLOURS["vs"], markersize=6, label="refraction"
     )
-    turned = _turning_points(path, here)
+    turned = _turning_points(path)
     axis.plot(*path[turned].T.tolist(), "s", color=COLOURS["hmc"], markersize=5, label="reflection")
     axis.plot(*path[0].tolist(), "k^", markersize=8, label="start")
     axis.set(xlim=(-2, 2), ylim=(-2, 2), aspect="equal", xlabel="$x_1$", ylabel="$x_2$")
@@ -60,11 +60,11 @@ def trajectory(target: CategoricalTarget, times: torch.Tensor, seed: int) -> tor
         return Proposal(energy, cells.points(cell), energy.isfinite())
 
     box = torch.full((2,), float(target.box or 0), dtype=torch.float64)
-    end, _, _ = travel(cells, copies, times, Straight(-box, box), CLOSED, evaluate)
+    end, _, _ = travel(Journey(cells, copies, times, Straight(-box, box), CLOSED, evaluate))
     return end.x[:, 0]
 
 
-def _turning_points(path: torch.Tensor, here: torch.Tensor) -> torch.Tensor:
+def _turning_points(path: torch.Tensor) -> torch.Tensor:
     """Where a velocity component changes its sign."""
     velocity = path.diff(dim=0).sign()
     return (velocity[1:] != velocity[:-1]).any(-1).nonzero().squeeze(-1) + 1
@@ -78,18 +78,17 @@ def _patch(corner: tuple[float, float], probability: float) -> Any:
     )
 
 
-def js_picture(rows: list[dict[str, Any]]) -> Figure:
+def js_picture(rows: list[dict[str, Any]], budget: int) -> Figure:
+    """JS divergence by temperature in three settings, and the distributions that are sampled."""
     figure, axes = new_figure(15, 4, ncols=4, width_ratios=(1, 1, 1, 0.8))
     titles = {
         "paper": "the paper's settings: ε = α = 0.1",
-        "equal_evaluations": "best step, at most 300 energy evaluations",
-        "equal_proposals": "best step, 300 proposals (nothing remembered)",
+        "equal_evaluations": f"best step, at most {budget} energy evaluations",
+        "equal_proposals": f"best step, {budget} proposals (nothing remembered)",
     }
     for axis, (setting, title) in zip(axes, titles.items(), strict=False):
         for name in ("independent", "mucola", "hmc", "vs_paper", "vs"):
-            _line(
-                axis, [row for row in rows if row["setting"] == setting and row["sampler"] == name], name, "temperature"
-            )
+            _draw_line(axis, [row for row in rows if row["setting"] == setting and row["sampler"] == name], name)
         axis.set(yscale="log", xlabel="temperature", ylabel="JS divergence (nats)")
         axis.set_title(title, fontsize=10)
     axes[0].legend(frameon=False, fontsize=8)
@@ -103,35 +102,39 @@ def js_picture(rows: list[dict[str, Any]]) -> Figure:
     return figure
 
 
-def _line(axis: Any, rows: list[dict[str, Any]], name: str, across: str) -> None:
-    where, mean = [row[across] for row in rows], np.array([row["js_mean"] for row in rows])
-    axis.plot(where, mean, "o-", color=COLOURS[name], label=name, markersize=4)
-    axis.fill_between(
-        where, [row["js_low"] for row in rows], [row["js_high"] for row in rows], color=COLOURS[name], alpha=0.2
-    )
+def _draw_line(axis: Any, rows: list[dict[str, Any]], name: str) -> None:
+    """JS divergence of a sampler by temperature, with its interval."""
+    temperatures = [row["temperature"] for row in rows]
+    axis.plot(temperatures, [row["js_mean"] for row in rows], "o-", color=COLOURS[name], label=name, markersize=4)
+    low, high = [row["js_low"] for row in rows], [row["js_high"] for row in rows]
+    axis.fill_between(temperatures, low, high, color=COLOURS[name], alpha=0.2)
 
 
 def iterations_picture(rows: list[dict[str, Any]], counts: tuple[int, ...]) -> Figure:
-    figure, axes = new_figure(12, 3.6, ncols=3, sharey=True)
-    for axis, iterations in zip(axes, counts, strict=True):
+    """JS divergence by temperature after each number of iterations."""
+    figure, axes = new_figure(4 * len(counts), 3.6, ncols=len(counts), sharey=True, squeeze=False)
+    for axis, iterations in zip(axes[0], counts, strict=True):
         for name in ("mucola", "hmc", "vs"):
-            chosen = [row for row in rows if row["iterations"] == iterations and row["sampler"] == name]
-            _line(axis, chosen, name, "temperature")
+            shown = [row for row in rows if row["iterations"] == iterations and row["sampler"] == name]
+            _draw_line(axis, shown, name)
         axis.set(yscale="log", xlabel="temperature", title=f"{iterations} iterations")
-    axes[0].set_ylabel("JS divergence (nats)")
-    axes[0].legend(frameon=False)
+    axes[0, 0].set_ylabel("JS divergence (nats)")
+    axes[0, 0].legend(frameon=False)
     return figure
 
 
 def elements_picture(elements: list[dict[str, Any]], counts: tuple[int, ...]) -> Figure:
-    figure, axes = new_figure(12, 3.6, ncols=3, sharey=True)
+    """The share of each element among the draws after each number of iterations, beside the truth."""
+    figure, axes = new_figure(4 * len(counts), 3.6, ncols=len(counts), sharey=True, squeeze=False)
     truth = next(row["share"] for row in elements if row["sampler"] == "truth")
-    for axis, iterations in zip(axes, counts, strict=True):
+    temperature = elements[0]["temperature"]
+    for axis, iterations in zip(axes[0], counts, strict=True):
         axis.bar(np.arange(4) - 0.3, truth, width=0.18, color=COLOURS["independent"], label="truth")
         for shift, name in ((-0.1, "vs"), (0.1, "hmc"), (0.3, "mucola")):
-            share = next(r["share"] for r in elements if r["sampler"] == name and r["iterations"] == iterations)
+            share = next(row["share"] for row in elements if row["sampler"] == name and row["iterations"] == iterations)
             axis.bar(np.arange(4) + shift, share, width=0.18, color=COLOURS[name], label=name)
-        axis.set(xlabel="element", xticks=range(4), title=f"{iterations} iterations, T = 0.25", yscale="log")
-    axes[0].set_ylabel("share of draws, mean over runs")
-    axes[0].legend(frameon=False, fontsize=8)
+        title = f"{iterations} iterations, T = {temperature:g}"
+        axis.set(xlabel="element", xticks=range(4), title=title, yscale="log")
+    axes[0, 0].set_ylabel("share of draws, mean over runs")
+    axes[0, 0].legend(frameon=False, fontsize=8)
     return figure

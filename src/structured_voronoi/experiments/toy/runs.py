@@ -11,9 +11,9 @@ from jaxtyping import Int
 from numpy import ndarray
 from torch import Tensor
 
-from structured_voronoi.base import Info, Sampler
+from structured_voronoi.contracts import Info, Sampler
 from structured_voronoi.metrics.divergence import Interval, jensen_shannon, mean_interval
-from structured_voronoi.run.sampling import steps
+from structured_voronoi.run.sampling import start_chains
 from structured_voronoi.targets.categorical import CategoricalTarget
 
 
@@ -22,9 +22,9 @@ class Runs(NamedTuple):
 
     counts: Int[ndarray, "run element"]
     evaluations: float
-    """Energy evaluations a run, burn-in included."""
+    """Energy evaluations of a run, burn-in included."""
     events: float
-    """Proposals met a run, burn-in included: the evaluations if nothing were remembered."""
+    """Proposals that a run met, burn-in included: its evaluations if nothing were remembered."""
 
 
 def run_chains(
@@ -37,16 +37,15 @@ def run_chains(
     seed: int,
 ) -> dict[int, Runs]:
     """``draws`` draws for each thinning, all from one set of chains, after a burn-in."""
-    chains = steps(target, sampler, runs, seed)
+    chains = start_chains(target, sampler, runs, seed)
     tallies = {every: _Tally(runs, len(target.embeddings)) for every in thin}
-    for tokens, info in islice(chains, burn_in):
+    for state, info in islice(chains, burn_in):
         for tally in tallies.values():
-            tally.add(tokens, info, drawn=False)
-    for step in range(1, draws * max(thin) + 1):
-        tokens, info = next(chains)
+            tally.add(state.tokens, info, drawn=False)
+    for step, (state, info) in enumerate(islice(chains, draws * max(thin)), 1):
         for every, tally in tallies.items():
             if step <= draws * every:
-                tally.add(tokens, info, drawn=step % every == 0)
+                tally.add(state.tokens, info, drawn=step % every == 0)
     return {every: tally.runs() for every, tally in tallies.items()}
 
 
@@ -54,15 +53,18 @@ def run_iterations(
     target: CategoricalTarget, sampler: Sampler, runs: int, iterations: Sequence[int], seed: int
 ) -> dict[int, Runs]:
     """Every state of the chains, from their random starts to each number of iterations."""
-    tally, found = _Tally(runs, len(target.embeddings)), {}
-    for step, (tokens, info) in zip(range(1, max(iterations) + 1), steps(target, sampler, runs, seed), strict=False):
-        tally.add(tokens, info, drawn=True)
+    tally, by_iterations = _Tally(runs, len(target.embeddings)), {}
+    chains = start_chains(target, sampler, runs, seed)
+    for step, (state, info) in enumerate(islice(chains, max(iterations)), 1):
+        tally.add(state.tokens, info, drawn=True)
         if step in iterations:
-            found[step] = tally.runs()
-    return found
+            by_iterations[step] = tally.runs()
+    return by_iterations
 
 
 class _Tally:
+    """What the runs have drawn so far, and what it cost."""
+
     def __init__(self, runs: int, elements: int) -> None:
         self.counts = np.zeros((runs, elements), dtype=np.int64)
         self.evaluations = self.events = 0.0

@@ -2,89 +2,102 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from structured_voronoi.base import Sampler
-from structured_voronoi.experiments.chains import (
+from structured_voronoi.experiments.report import table, write_report
+from structured_voronoi.experiments.toy.pictures import (
+    elements_picture,
+    iterations_picture,
+    js_picture,
+    trajectory_picture,
+)
+from structured_voronoi.experiments.toy.runs import (
     Runs,
     divergence,
     independent_runs,
     run_chains,
     run_iterations,
 )
-from structured_voronoi.experiments.report import table, write_report
-from structured_voronoi.experiments.toy_pictures import (
-    elements_picture,
-    iterations_picture,
-    js_picture,
-    trajectory_picture,
+from structured_voronoi.experiments.toy.samplers import (
+    ToySampler,
+    describe_setting,
+    hmc,
+    mucola,
+    voronoi,
+    voronoi_as_printed,
 )
-from structured_voronoi.experiments.workers import side_by_side
-from structured_voronoi.samplers.hmc import HMC
-from structured_voronoi.samplers.mucola import MuCoLa
-from structured_voronoi.samplers.svs import SVS
+from structured_voronoi.run.workers import side_by_side
 from structured_voronoi.targets.categorical import toy
 
-TEMPERATURES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
-BURN_IN, DRAWS = 500, 200
-ITERATIONS = (100, 500, 1000)
-SHORT_BURN_IN = 100
-BUDGET = SHORT_BURN_IN + DRAWS
-"""Energy evaluations, or proposals, of a run at equal cost: one for each step of burn-in and each draw."""
-ONE, FEW, MANY = (1,), (1, 2, 3, 4, 5), (1, 2, 4, 8)
-"""Steps a draw that are tried."""
+Rows = list[dict[str, Any]]
+Grid = list[tuple[ToySampler, tuple[int, ...]]]
+"""Samplers, each with the numbers of steps a draw that are tried."""
+
+LONG_TRAJECTORIES = voronoi(4.0)
+"""Also reported for each number of trajectories a draw, whatever that costs."""
 
 
-def voronoi(length: float) -> SVS:
-    return SVS(base="uniform", walls="closed", length=length)
+def _paper_samplers() -> dict[str, ToySampler]:
+    return {"vs": voronoi(0.1), "vs_paper": voronoi_as_printed(0.1), "hmc": hmc(0.1), "mucola": mucola(0.1)}
 
 
-def hmc(step_size: float) -> HMC:
-    return HMC(step_size, base="uniform")
+def _grids() -> dict[str, Grid]:
+    step_sizes, few = (0.5, 1.0, 2.0, 4.0, 16.0), (1, 2, 3, 4, 5)
+    return {
+        "vs": [(voronoi(2.0), (1,)), (voronoi(2.5), (1,)), (LONG_TRAJECTORIES, (1, 2, 4, 8))],
+        "vs_paper": [(voronoi_as_printed(1.0), (1,))],
+        "hmc": [(hmc(step), few) for step in step_sizes],
+        "mucola": [(mucola(step), few) for step in step_sizes],
+    }
 
 
-def mucola(step_size: float) -> MuCoLa:
-    return MuCoLa(step_size, final_step_size=None, metropolis=True)
+@dataclass(frozen=True)
+class Settings:
+    runs: int = 256
+    """Independent runs, of one chain each."""
+    seed: int = 0
+    progress: bool = True
+    workers: int | None = None
+    temperatures: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
+    draws: int = 200
+    burn_in: int = 500
+    """Steps at the paper's settings."""
+    short_burn_in: int = 100
+    """Steps at equal cost."""
+    iterations: tuple[int, ...] = (100, 500, 1000)
+    """Steps without burn-in."""
+    paper_samplers: dict[str, ToySampler] = field(default_factory=_paper_samplers)
+    grids: dict[str, Grid] = field(default_factory=_grids)
+
+    @property
+    def budget(self) -> int:
+        """Energy evaluations, or proposals, of a run at equal cost: one for each step of burn-in and each draw."""
+        return self.short_burn_in + self.draws
 
 
-PAPER_SETTINGS: dict[str, Sampler] = {
-    "vs": voronoi(0.1),
-    "vs_paper": SVS.paper(0.1, 0.1, base="uniform"),
-    "hmc": hmc(0.1),
-    "mucola": mucola(0.1),
-}
-STEP_SIZES = (0.5, 1.0, 2.0, 4.0, 16.0)
-GRIDS: dict[str, list[tuple[Sampler, tuple[int, ...]]]] = {
-    "vs": [(voronoi(2.0), ONE), (voronoi(2.5), ONE), (voronoi(4.0), MANY)],
-    "vs_paper": [(SVS.paper(1.0, 0.1, base="uniform"), ONE)],
-    "hmc": [(hmc(step), FEW) for step in STEP_SIZES],
-    "mucola": [(mucola(step), FEW) for step in STEP_SIZES],
-}
-
-
-def run(out: Path, runs: int = 256, seed: int = 0, progress: bool = True) -> list[Path]:
-    """All figures of the toy; ``runs`` independent runs of one chain each."""
-    parts = side_by_side(partial(_at_temperature, runs=runs, seed=seed), TEMPERATURES, "toy", progress)
+def run(settings: Settings, out: Path) -> list[Path]:
+    """All figures of the toy."""
+    work = partial(_run_temperature, settings=settings)
+    parts = side_by_side(work, settings.temperatures, "toy", settings.progress, settings.workers)
     rows, iterations, elements = (list(chain.from_iterable(part)) for part in zip(*parts, strict=True))
     figures = {
         "toy_trajectory": trajectory_picture(),
-        "toy": js_picture(rows),
-        "toy_iterations": iterations_picture(iterations, ITERATIONS),
-        "toy_elements": elements_picture(elements, ITERATIONS),
+        "toy": js_picture(rows, settings.budget),
+        "toy_iterations": iterations_picture(iterations, settings.iterations),
+        "toy_elements": elements_picture(elements, settings.iterations),
     }
-    results = {"runs": runs, "seed": seed, "rows": rows, "iterations": iterations, "elements": elements}
-    return write_report(out, "toy", results, _markdown(rows, iterations, runs, seed), figures)
+    results: dict[str, Any] = {"runs": settings.runs, "seed": settings.seed}
+    results |= {"rows": rows, "iterations": iterations, "elements": elements}
+    return write_report(out, "toy", results, _markdown(rows, iterations, settings), figures)
 
 
-Rows = list[dict[str, Any]]
-
-
-def _at_temperature(temperature: float, runs: int, seed: int) -> tuple[Rows, Rows, Rows]:
-    rows = _at_paper_settings(temperature, runs, seed) + _at_equal_cost(temperature, runs, seed)
-    return rows, *_by_iterations(temperature, runs, seed)
+def _run_temperature(temperature: float, settings: Settings) -> tuple[Rows, Rows, Rows]:
+    rows = _run_paper_settings(temperature, settings) + _run_equal_cost(temperature, settings)
+    return rows, *_run_without_burn_in(temperature, settings)
 
 
 def _row(temperature: float, name: str, setting: str, runs: Runs, tuning: str = "") -> dict[str, Any]:
@@ -102,74 +115,74 @@ def _row(temperature: float, name: str, setting: str, runs: Runs, tuning: str = 
     }
 
 
-def _at_paper_settings(temperature: float, runs: int, seed: int) -> Rows:
-    """ε = α = 0.1, one leapfrog step a draw, 500 iterations of burn-in."""
-    target = toy(temperature)
-    rows = [_row(temperature, "independent", "paper", independent_runs(target, runs, DRAWS, seed))]
-    for name, sampler in PAPER_SETTINGS.items():
-        done = run_chains(target, sampler, runs, BURN_IN, DRAWS, [1], seed)[1]
-        rows.append(_row(temperature, name, "paper", done, _tuning(sampler, 1)))
+def _run_paper_settings(temperature: float, settings: Settings) -> Rows:
+    """ε = α = 0.1, one leapfrog step a draw, a long burn-in."""
+    target, runs, draws, seed = toy(temperature), settings.runs, settings.draws, settings.seed
+    rows = [_row(temperature, "independent", "paper", independent_runs(target, runs, draws, seed))]
+    for name, sampler in settings.paper_samplers.items():
+        finished = run_chains(target, sampler, runs, settings.burn_in, draws, [1], seed)[1]
+        rows.append(_row(temperature, name, "paper", finished, _tuning(sampler, 1)))
     return rows
 
 
-def _at_equal_cost(temperature: float, runs: int, seed: int) -> Rows:
+def _run_equal_cost(temperature: float, settings: Settings) -> Rows:
     """Each sampler at its best step and steps a draw within the budget, counted in two ways; VS by trajectories."""
-    target = toy(temperature)
+    target, runs, draws, seed = toy(temperature), settings.runs, settings.draws, settings.seed + 1
+    burn_in = settings.short_burn_in
     rows: Rows = []
-    for name, grid in GRIDS.items():
-        within: dict[str, Rows] = {"equal_evaluations": [], "equal_proposals": []}
+    for name, grid in settings.grids.items():
+        within_budget: dict[str, Rows] = {"equal_evaluations": [], "equal_proposals": []}
         for sampler, steps_a_draw in grid:
-            done = run_chains(target, sampler, runs, SHORT_BURN_IN, DRAWS, steps_a_draw, seed + 1)
-            for every, found in done.items():
+            for every, finished in run_chains(target, sampler, runs, burn_in, draws, steps_a_draw, seed).items():
                 # a proposal is an event of VS, a step of the others, whether or not it leaves the cell
-                proposals = found.events if name == "vs" else float(SHORT_BURN_IN + DRAWS * every)
-                found = found._replace(events=proposals)
-                costs = {"equal_evaluations": found.evaluations, "equal_proposals": proposals}
+                proposals = finished.events if name == "vs" else float(burn_in + draws * every)
+                counted, tuning = finished._replace(events=proposals), _tuning(sampler, every)
+                costs = {"equal_evaluations": counted.evaluations, "equal_proposals": proposals}
                 for setting, cost in costs.items():
-                    if cost <= 1.05 * BUDGET:
-                        within[setting].append(_row(temperature, name, setting, found, _tuning(sampler, every)))
-                if sampler == voronoi(4.0):
-                    rows.append(_row(temperature, "vs", f"trajectories_{every}", found, _tuning(sampler, every)))
-        for found_rows in within.values():
-            best = min(found_rows, key=lambda row: float(row["js_mean"]))
-            tried = [[row["tuning"], row["js_mean"], row["energy_evaluations"]] for row in found_rows]
+                    if cost <= 1.05 * settings.budget:
+                        within_budget[setting].append(_row(temperature, name, setting, counted, tuning))
+                if sampler == LONG_TRAJECTORIES:
+                    rows.append(_row(temperature, "vs", f"trajectories_{every}", counted, tuning))
+        for affordable in within_budget.values():
+            best = min(affordable, key=lambda row: float(row["js_mean"]))
+            tried = [[row["tuning"], row["js_mean"], row["energy_evaluations"]] for row in affordable]
             rows.append({**best, "tried": tried})
-    floor = independent_runs(target, runs, DRAWS, seed + 1)
+    floor = independent_runs(target, runs, draws, seed)
     rows += [_row(temperature, "independent", setting, floor) for setting in ("equal_evaluations", "equal_proposals")]
     return rows
 
 
-def _by_iterations(temperature: float, runs: int, seed: int) -> tuple[Rows, Rows]:
-    """JS after so many iterations without burn-in, and the elements drawn at T = 0.25; steps of 1, length 2.5."""
-    samplers: dict[str, Sampler] = {"vs": voronoi(2.5), "hmc": hmc(1.0), "mucola": mucola(1.0)}
+def _run_without_burn_in(temperature: float, settings: Settings) -> tuple[Rows, Rows]:
+    """JS after so many iterations, and at the lowest temperature the elements drawn; steps of 1, length 2.5."""
+    samplers: dict[str, ToySampler] = {"vs": voronoi(2.5), "hmc": hmc(1.0), "mucola": mucola(1.0)}
     target = toy(temperature)
     rows: Rows = []
     elements: Rows = []
     for name, sampler in samplers.items():
-        for iterations, done in run_iterations(target, sampler, runs, ITERATIONS, seed + 2).items():
-            js = divergence(target, done)
+        by_iterations = run_iterations(target, sampler, settings.runs, settings.iterations, settings.seed + 2)
+        for iterations, finished in by_iterations.items():
+            js = divergence(target, finished)
             row = {"temperature": temperature, "sampler": name, "iterations": iterations}
             rows.append({**row, "js_mean": js.mean, "js_low": js.low, "js_high": js.high})
-            elements.append({**row, "share": (done.counts / iterations).mean(0).tolist()})
+            elements.append({**row, "share": (finished.counts / iterations).mean(0).tolist()})
     elements.append({"sampler": "truth", "share": target.probabilities().tolist()})
-    return rows, elements if temperature == 0.25 else []
+    return rows, elements if temperature == min(settings.temperatures) else []
 
 
-def _tuning(sampler: Sampler, thin: int) -> str:
-    size = sampler.length if isinstance(sampler, SVS) else sampler.step_size  # type: ignore[attr-defined]
-    return f"{'length' if isinstance(sampler, SVS) else 'step'} {size:g} × {thin} a draw"
+def _tuning(sampler: ToySampler, steps_a_draw: int) -> str:
+    return f"{describe_setting(sampler)} × {steps_a_draw} a draw"
 
 
-def _markdown(rows: list[dict[str, Any]], iterations: list[dict[str, Any]], runs: int, seed: int) -> str:
+def _markdown(rows: Rows, iterations: Rows, settings: Settings) -> str:
     parts = [
         "# Toy: four cells in the plane",
-        f"Mean JS divergence in nats with 95 % intervals over {runs} independent runs of {BURN_IN} burn-in iterations "
-        f"({SHORT_BURN_IN} except at the paper's settings) and {DRAWS} draws; seed {seed}. Evaluations and proposals "
-        "are per run, burn-in included. A proposal is an event of VS and a step of the others. VS remembers the last "
-        f"eight states it has evaluated, here all there are. Budget at equal cost: {BUDGET}.",
+        f"Mean JS divergence in nats with 95 % intervals over {settings.runs} independent runs of {settings.burn_in} "
+        f"burn-in iterations ({settings.short_burn_in} except at the paper's settings) and {settings.draws} draws; "
+        f"seed {settings.seed}. Evaluations and proposals are per run, burn-in included. A proposal is an event of VS "
+        "and a step of the others. VS remembers the last eight states it has evaluated, here all there are. Budget at "
+        f"equal cost: {settings.budget}.",
     ]
-    settings = dict.fromkeys(row["setting"] for row in rows)
-    for setting in settings:
+    for setting in dict.fromkeys(row["setting"] for row in rows):
         body = [
             [
                 row["temperature"],
@@ -185,7 +198,7 @@ def _markdown(rows: list[dict[str, Any]], iterations: list[dict[str, Any]], runs
         ]
         header = ["T", "sampler", "JS", "95 %", "evaluations", "proposals", "tuning"]
         parts += [f"## {setting}", table(header, body)]
-    body = [[r["temperature"], r["sampler"], r["iterations"], r["js_mean"]] for r in iterations]
+    body = [[row["temperature"], row["sampler"], row["iterations"], row["js_mean"]] for row in iterations]
     parts += ["## By iterations (no burn-in)", table(["T", "sampler", "iterations", "JS"], body)]
     pictures = ("toy_trajectory", "toy", "toy_iterations", "toy_elements")
     parts += [f"![{name}]({name}.png)" for name in pictures]
