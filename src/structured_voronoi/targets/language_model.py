@@ -124,7 +124,7 @@ class LanguageModel:
     def conditionals(self, tokens: Int[Tensor, "chain n"], start: int) -> Float[Tensor, "chain rest token"]:
         """log p(· | prompt, tokens before) at every position from ``start``; -inf for tokens that are not allowed."""
         hidden = self._predicting(hidden_states(self.model, self._ids(tokens)))[:, start:]
-        return self._masked(head(self.model, hidden)).log_softmax(-1)
+        return self._log_probs(hidden)
 
     @torch.no_grad()
     def redraw(self, tokens: Int[Tensor, "chain n"], start: int, stop: int, choose: Choose) -> Redrawn:
@@ -139,7 +139,7 @@ class LanguageModel:
         for n in range(start, stop):
             out = self.model.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
             cache = out.past_key_values
-            scores = self._masked(head(self.model, out.last_hidden_state[:, -1])).log_softmax(-1)
+            scores = self._log_probs(out.last_hidden_state[:, -1])
             tokens[:, n] = choose(n, scores)
             ids = tokens[:, n : n + 1]
             log_probs.append(scores.gather(-1, ids))
@@ -184,33 +184,35 @@ class LanguageModel:
     def _picked(self, hidden: Tensor, ids: Tensor, masked: bool = True) -> Float[Tensor, "chain place"]:
         """log p of these tokens, from the hidden states that predict them, some rows of logits at a time."""
         rows, chosen = hidden.flatten(0, 1), ids.flatten()[:, None]
-        size = block_rows(len(self.embeddings) * 4 * 3, self.memory)
-        parts = []
-        for i in range(0, max(1, len(rows)), size):
-            logits = head(self.model, rows[i : i + size])
-            log_probs = (self._masked(logits) if masked else logits).log_softmax(-1)
-            parts.append(log_probs.gather(-1, chosen[i : i + size]))
+        size = block_rows(3 * 4 * len(self.embeddings), self.memory)
+        parts = [
+            self._log_probs(rows[i : i + size], masked).gather(-1, chosen[i : i + size])
+            for i in range(0, max(1, len(rows)), size)
+        ]
         return torch.cat(parts).view(ids.shape)
 
     def _slope(self, tokens: Tensor, hidden: Tensor) -> Float[Tensor, "chain place d"]:
         """The gradient of log p(m) at the last hidden states: v_w - Σ_j p_j v_j where each token w is predicted."""
         slope, table = torch.zeros_like(hidden), self.embeddings.to(working_dtype(self.embeddings))
+        size = block_rows(3 * 4 * len(self.embeddings), self.memory)
         predicted = [(self._predicting, tokens, True)]
         if len(self._after):
             predicted.append((self._predicting_after, self._after.expand(len(tokens), -1), False))
-        for part, ids, masked in predicted:
-            rows, chosen = part(hidden).flatten(0, 1), ids.flatten()
-            size = block_rows(len(self.embeddings) * 4 * 3, self.memory)
-            for_rows = []
-            for i in range(0, len(rows), size):
-                logits = head(self.model, rows[i : i + size])
-                p = (self._masked(logits) if masked else logits).softmax(-1)
-                for_rows.append(table[chosen[i : i + size]] - p.to(table) @ table)
-            part(slope)[:] += torch.cat(for_rows).view(*ids.shape, -1).to(slope)
+        for select, ids, masked in predicted:
+            rows, chosen = select(hidden).flatten(0, 1), ids.flatten()
+            parts = [
+                table[chosen[i : i + size]] - self._log_probs(rows[i : i + size], masked).exp_().to(table) @ table
+                for i in range(0, len(rows), size)
+            ]
+            select(slope)[:] += torch.cat(parts).view(*ids.shape, -1).to(slope)
         return slope
 
-    def _masked(self, logits: Tensor) -> Tensor:
-        return logits.masked_fill(~self.allowed, -torch.inf)
+    def _log_probs(self, hidden: Float[Tensor, "*place d"], masked: bool = True) -> Float[Tensor, "*place token"]:
+        """log p of every token where these hidden states are the last."""
+        logits = head(self.model, hidden)
+        if masked:
+            logits.masked_fill_(~self.allowed, -torch.inf)
+        return logits.log_softmax(-1)
 
     def _row_slices(self, rows: int, bytes_each: int) -> list[slice]:
         """Blocks of rows that stay within the memory bound, in whole multiples of 8."""

@@ -1,0 +1,143 @@
+"""What is promised about memory, rounding and wasted work, at the sizes of real vocabularies."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import structured_voronoi as sv
+from structured_voronoi.geometry import masses
+from structured_voronoi.geometry.cells import cells_of
+from structured_voronoi.geometry.motion import Rotation
+from structured_voronoi.problem.drawing import redraw
+from structured_voronoi.problem.problem import bind
+from structured_voronoi.run.presets import plan_texts
+from structured_voronoi.run.texts import draw_texts
+
+LOGITS = """
+import resource, sys
+import torch, transformers
+import structured_voronoi as sv
+from structured_voronoi.models.loading import BUNDLED
+
+torch.set_num_threads(1)
+config = transformers.GPT2Config(vocab_size=50_257, n_positions=128, n_embd=32, n_layer=1, n_head=2)
+network = transformers.GPT2LMHeadModel(config).eval().requires_grad_(False)
+words = transformers.AutoTokenizer.from_pretrained(BUNDLED)
+model = sv.LanguageModel(network, words, length=64, allowed=list(range(50_000)), memory=int(sys.argv[1]))
+tokens = torch.randint(50_000, (64, 64))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for score in (model.log_prob, model.log_prob_and_grad):
+    score(tokens)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+
+
+@pytest.mark.parametrize(("memory", "least", "most"), [(2**28, 0, 2**28), (2**40, 2**30, 2**40)])
+def test_logits_of_a_large_vocabulary_stay_within_the_bound(memory: int, least: int, most: int) -> None:
+    """64 texts of 64 tokens out of 50,257, energies and gradients; without the bound the check would fail."""
+    done = subprocess.run([sys.executable, "-c", LOGITS, str(memory)], capture_output=True, text=True, check=True)
+    assert least <= int(done.stdout) <= most
+
+
+def test_blocks_do_not_change_what_a_language_model_says() -> None:
+    whole, parts = sv.LanguageModel.load("bundled", length=9, suffix=" pub."), None
+    parts = sv.LanguageModel(whole.model, whole.tokenizer, length=9, suffix=" pub.", memory=2**17)
+    tokens = redraw(bind(whole), torch.full((24, 9), 300), 0, 9, torch.rand(24, 9, dtype=torch.float64)).tokens
+    torch.testing.assert_close(parts.log_prob(tokens), whole.log_prob(tokens), rtol=0, atol=2e-5)
+    for mine, theirs in zip(parts.log_prob_and_grad(tokens), whole.log_prob_and_grad(tokens), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=2e-5)
+
+
+def test_the_jump_at_a_wall_keeps_its_digits() -> None:
+    """64 positions in 768 dimensions, float32: in nats, against float64; two sums would lose a thousandth."""
+    generator = torch.Generator().manual_seed(0)
+    before, noise = (torch.randn(32, 64, 768, generator=generator) for _ in range(2))
+    after = before.clone()
+    after[:, 7] += 0.1 * torch.randn(32, 768, generator=generator)
+    flow, x = Rotation(0.5), before + 0.5 * noise
+    exact = flow.potential(x.double(), after.double()) - flow.potential(x.double(), before.double())
+    error = (flow.potential_change(x, before, after).double() - exact).abs().max()
+    subtracted = ((flow.potential(x, after) - flow.potential(x, before)).double() - exact).abs().max()
+    assert error < 2e-5
+    assert subtracted > 1e-3
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_a_chain_computes_its_energies_in_one_way(dtype: str) -> None:
+    """What a redraw says of a text is what an evaluation says of it: in half precision by one and the same pass."""
+    model = sv.LanguageModel.load("bundled", length=12, suffix=" It is", dtype=dtype)
+    levels = sv.Rng(1, 16).uniform(12)
+    redrawn = redraw(bind(model), torch.full((16, 12), 300), 0, 12, levels)
+    energy = bind(model).evaluate(redrawn.tokens, "none").energy
+    apart = (redrawn.log_probs.double().sum(-1) + redrawn.log_rest.double() + energy).abs().max()
+    assert apart < 1e-4
+
+
+class CountRows:
+    """How many rows go through a model's first layer from the beginning of a text."""
+
+    def __init__(self, model: Any) -> None:
+        self.rows = 0
+        model.base_model.register_forward_pre_hook(self._count, with_kwargs=True)
+
+    def _count(self, module: Any, arguments: Any, named: dict[str, Any]) -> None:
+        if named.get("past_key_values") is None:
+            self.rows += len(named["input_ids"])
+
+
+def test_ancestral_texts_are_decoded_once_each() -> None:
+    """64 texts are 64 rows; scoring them for the report is another 64."""
+    model = sv.LanguageModel.load("bundled", length=4)
+    counted = CountRows(model.model)
+    texts = [text for batch in draw_texts(model, plan_texts(model, "ancestral"), 64, seed=0) for text in batch.texts]
+    assert len(texts) == 64
+    assert counted.rows == 2 * 64
+
+
+def test_fudge_reads_each_text_once() -> None:
+    model = sv.LanguageModel.load("bundled", length=6)
+    places = 0
+
+    def count(module: Any, arguments: Any, named: dict[str, Any]) -> None:
+        nonlocal places
+        places += named["input_ids"].numel()
+
+    model.model.base_model.register_forward_pre_hook(count, with_kwargs=True)
+    sv.sample(model, sv.Fudge(lambda prefixes: torch.zeros(len(prefixes)), candidates=5), chains=8, draws=1, seed=0)
+    assert places == 8 * 6  # the beginning of the text, and five of the six drawn tokens
+
+
+class CountProducts:
+    """How many rows are multiplied with a table."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rows = 0
+        multiply = masses.products
+
+        def products(rows: Tensor, table: Tensor) -> Tensor:
+            self.rows += len(rows)
+            return multiply(rows, table)
+
+        monkeypatch.setattr(masses, "products", products)
+
+
+def test_estimated_masses_multiply_each_distinct_row_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """16,384 positions of which 512 are distinct; the table of all draws and cells has no room."""
+    generator = torch.Generator().manual_seed(0)
+    cells = cells_of(torch.randn(600, 8, generator=generator), memory=2**21)
+    draws = torch.randn(256, 8, generator=generator)
+    counted = CountProducts(monkeypatch)
+    estimated = masses.EstimatedMasses(cells, 0.3 * draws, None)
+    distinct = torch.randint(600, (512,), generator=generator)
+    here = distinct[torch.randint(512, (1024, 16), generator=generator)]
+    mass = estimated(here, cells.points(here)).value
+    groups = -(-512 // (2**19 // (600 * 4) // 8 * 8))
+    assert counted.rows <= 512 + groups * 256
+    alone = masses.EstimatedMasses(cells_of(cells.table), 0.3 * draws, None)
+    assert torch.allclose(mass[:5], alone(here[:5], cells.points(here[:5])).value)
