@@ -1,4 +1,4 @@
-"""What a user's target may do, and what binding makes of it: abilities, masks, fields without numbers, kept geometry."""
+"""What a user's target may do, and what binding makes of it: abilities, masks, fields without numbers, geometry."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_what_is_no_target_is_refused() -> None:
     with pytest.raises(sv.SamplingError, match="dict is not a target: it has no `embeddings`"):
         sv.sample({}, sv.SVS(0.5), progress=False)
     for mask in (torch.ones(4, dtype=torch.bool), torch.ones(5), [True] * 5):
-        with pytest.raises(sv.SamplingError, match="`allowed` has .*it must be a bool tensor of shape"):
+        with pytest.raises(sv.SamplingError, match=r"`allowed` has .*it must be a bool tensor of shape"):
             sv.sample(with_attribute("allowed", mask), sv.SVS(0.5), progress=False)
 
 

@@ -101,7 +101,8 @@ def written(words: list[str]) -> str:
         try:
             cli.main()
         except SystemExit as stop:
-            assert not stop.code, f"exit {stop.code}"
+            if stop.code:
+                raise RuntimeError(f"svs {' '.join(words)} ended with {stop.code}") from stop
         finally:
             sys.argv = arguments
         return digest([json.loads(line)["tokens"] for line in out.read_text(encoding="utf-8").splitlines()])

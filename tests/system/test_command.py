@@ -1,9 +1,9 @@
-"""The commands as a user types them."""
+"""The commands: lists, mistakes, verification, and one that is started as a user does."""
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,20 +12,45 @@ from pathlib import Path
 
 import pytest
 
-from helpers import SVS, svs
+from helpers import SVS
+from system.commands import svs
+
+IMPORTED = """
+import sys
+from structured_voronoi import cli
+code = cli.run(sys.argv[1:])
+ours = [name for name in sys.modules if name.startswith("structured_voronoi.")]
+files = [name for name in ours if not sys.modules[name].__file__.endswith("__init__.py")]
+heavy = {"torch", "matplotlib", "xarray", "scipy"} & set(sys.modules)
+print(code, len(files), sorted(heavy), file=sys.stderr)
+"""
+
+
+def imported(*words: str) -> str:
+    """Exit code, files of ours and heavy libraries that a command in a fresh process imports."""
+    done = subprocess.run([sys.executable, "-c", IMPORTED, *words], capture_output=True, text=True, timeout=300)
+    return done.stderr.strip().splitlines()[-1]
 
 
 def test_help_teaches_and_imports_nothing_heavy() -> None:
-    assert "svs verify" in svs("--help").stdout
+    overview = " ".join(svs("--help").stdout.split())
+    assert "svs verify" in overview
+    assert "Draw texts from a language model" in overview
     assert "results" in svs("reproduce", "--help").stdout
-    heavy = "{'torch', 'matplotlib', 'xarray', 'scipy'} & set(sys.modules)"
-    code = f"import sys, structured_voronoi.cli; print(sorted({heavy}))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+    assert "Example: svs sample -n 4" in svs("sample", "--help").stdout
+    assert "Example: svs train lm" in svs("train", "lm", "--help").stdout
+    assert re.fullmatch(r"0 \d+ \[\]", imported("ls"))
+
+
+def test_texts_under_control_cross_few_files() -> None:
+    code, files, *_ = imported("sample", "-n", "1", "--length", "4", "--warmup", "1", "--control", "food=Italian").split()
+    assert code == "0"
+    assert int(files) <= 22
 
 
 def test_ls_lists_what_exists() -> None:
     import structured_voronoi as sv
-    from structured_voronoi.catalogue import SAMPLERS, TARGETS
+    from structured_voronoi.cli.ls import SAMPLERS, TARGETS
 
     listed = svs("ls").stdout
     for name in sv.__all__:
@@ -33,6 +58,7 @@ def test_ls_lists_what_exists() -> None:
             assert name in listed
     for name in [*SAMPLERS, *TARGETS]:
         assert hasattr(sv, name.split(".")[0])
+    assert re.search(r"food +Chinese, English, Fast food, .*Italian", listed)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +69,9 @@ def test_ls_lists_what_exists() -> None:
         (["verifi"], "verify"),
         (["reproduce", "toy", "--runs", "1"], "--runs 1"),
         (["reproduce", "toy", "--runs", "many"], "many"),
+        (["reproduce", "toy", "--data", "builtin"], "--data does not go with toy"),
+        (["reproduce", "topic"], "topic needs texts with labels; give --data FOLDER with trainset.csv"),
+        (["reproduce", "topic", "--data", "nowhere"], "nowhere does not exist"),
         (["verify", "--chains", "3"], "--chains 3"),
         (["verify", "--seed", "-1"], "seed -1"),
         (["reproduce", "toy", "--seed", "-1"], "--seed -1"),
@@ -54,70 +83,39 @@ def test_mistakes_get_one_line_and_exit_code_2(words: list[str], said: str) -> N
     assert len(error.strip().splitlines()) == 1
 
 
-def test_unwritable_folder_is_refused_before_the_work(tmp_path: Path) -> None:
+def test_a_mistake_in_a_process_of_its_own() -> None:
+    done = subprocess.run([SVS, "reproduce", "toyy"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("svs: unknown experiment 'toyy'; did you mean 'toy'?")
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_unwritable_folders_are_refused_before_the_work(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("in the way")
-    error = svs("reproduce", "crossings", "--out", str(file), code=2).stderr
-    assert str(file) in error
+    assert str(file) in svs("reproduce", "crossings", "--out", str(file), code=2).stderr
     assert file.read_text() == "in the way"
-
-
-def test_crossings_writes_its_report(tmp_path: Path) -> None:
-    svs("reproduce", "crossings", "--runs", "5", "--out", str(tmp_path / "new" / "folder"))
-    folder = tmp_path / "new" / "folder"
-    assert sorted(path.name for path in folder.iterdir()) == ["crossings.json", "crossings.md", "crossings.png"]
-    rows = json.loads((folder / "crossings.json").read_text())["rows"]
-    assert all(row["wrong"] == 0 for row in rows if row["finder"] == "exact")
-    assert any(row["wrong"] > 0 for row in rows if row["finder"] == "grid")
-
-
-def test_hypercube_writes_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from structured_voronoi.experiments import hypercube
-
-    monkeypatch.setattr(hypercube, "side_by_side", lambda work, tasks, *_: [work(task) for task in tasks])
-    monkeypatch.setattr(hypercube, "DIMENSIONS", range(1, 3))
-    monkeypatch.setattr(hypercube, "ITERATIONS", 10)
-    written = hypercube.run(tmp_path, runs=8, progress=False)
-    assert {path.name for path in written} == {"hypercube.json", "hypercube.md", "hypercube.png"}
-    rows = json.loads((tmp_path / "hypercube.json").read_text())["rows"]
-    assert {row["k"] for row in rows} == {1, 2}
-
-
-def test_a_folder_in_the_way_is_refused_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "crossings.json").mkdir()
     assert "in the way" in svs("reproduce", "crossings", "--out", str(tmp_path), code=2).stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["crossings.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["crossings.json", "file"]
 
 
-def test_toy_has_the_promised_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from structured_voronoi.experiments import toy
-
-    monkeypatch.setattr(toy, "side_by_side", lambda work, tasks, *_: [work(task) for task in tasks])
-    sizes = {"BURN_IN": 5, "SHORT_BURN_IN": 5, "BUDGET": 15, "DRAWS": 10, "ITERATIONS": (2, 5, 10)}
-    for name, small in {"TEMPERATURES": (0.25, 1.0), **sizes}.items():
-        monkeypatch.setattr(toy, name, small)
-    written = toy.run(tmp_path, runs=8, progress=False)
-    assert {path.name for path in written} >= {"toy.json", "toy.md", "toy.png", "toy_trajectory.png"}
-    rows = json.loads((tmp_path / "toy.json").read_text())["rows"]
-    keys = {"temperature", "sampler", "setting", "js_mean", "js_low", "js_high", "energy_evaluations"}
-    assert all(keys <= set(row) for row in rows)
-    for setting in ("paper", "equal_evaluations", "equal_proposals"):
-        names = {row["sampler"] for row in rows if row["setting"] == setting}
-        assert names == {"vs", "vs_paper", "hmc", "mucola", "independent"}
+def test_reproduce_writes_its_report(tmp_path: Path) -> None:
+    done = svs("reproduce", "crossings", "--runs", "5", "--out", str(tmp_path / "new" / "folder"))
+    folder = tmp_path / "new" / "folder"
+    assert sorted(path.name for path in folder.iterdir()) == ["crossings.json", "crossings.md", "crossings.png"]
+    assert len(done.stdout.splitlines()) == 3
 
 
-def test_verify_passes() -> None:
-    done = svs("verify", "--chains", "2000", "--seed", "3")
-    assert "0 of 16 claims of exactness failed" in done.stdout
+def test_verify_passes_and_fails_for_a_false_claim(capsys: pytest.CaptureFixture[str]) -> None:
+    """In the command some cases stand for all; test_stationarity runs every one of them."""
+    import structured_voronoi as sv
+    from structured_voronoi.cli.verify import check_cases
 
-
-def test_verify_fails_for_a_false_claim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from structured_voronoi import cli
-    from structured_voronoi.experiments import verify
-
-    false = next(case for case in verify.cases() if case.sampler == "langevin")._replace(claims_exact=True)
-    monkeypatch.setattr(verify, "cases", lambda: [false])
-    assert cli.verify(chains=2000) == 1
+    by_name = {case.sampler: case for case in sv.verify.cases()}
+    assert check_cases([by_name["gwg"], by_name["langevin"]], chains=2000, seed=3) == 0
+    assert "0 of 1 claims of exactness failed" in capsys.readouterr().out
+    assert check_cases([by_name["langevin"]._replace(claims_exact=True)], chains=2000, seed=3) == 1
     assert "FAILED" in capsys.readouterr().out
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from helpers import svs
 from structured_voronoi.models.restaurants import descriptions
+from system.commands import svs
 
 HOW_TO = (Path(__file__).parents[2] / "docs" / "how-to-control.md").read_text(encoding="utf-8")
 QUICK = ("--scale", "0.3", "--warmup", "2", "--seed", "1")
@@ -73,7 +73,3 @@ def test_mistakes_get_one_line(words: list[str], said: str, tmp_path: Path) -> N
     error = svs(*words, code=2, cwd=tmp_path).stderr
     assert said in error.splitlines()[-1]
     assert [path.name for path in tmp_path.iterdir()] == ["one.csv"]
-
-
-def test_the_list_names_controls_and_labels() -> None:
-    assert re.search(r"food +Chinese, English, Fast food, .*Italian", svs("ls").stdout)

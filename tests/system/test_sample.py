@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import structured_voronoi as sv
-from structured_voronoi.base import Info
+from structured_voronoi.contracts import Info
 
 
 class Pairs:
@@ -41,7 +41,8 @@ def test_arviz_reads_the_result(tmp_path: Path) -> None:
     energy = tree["sample_stats"].to_dataset()[["energy"]]
     assert float(arviz_stats.rhat(energy)["energy"]) < 1.2
     assert float(arviz_stats.ess(energy)["energy"]) > 10
-    assert arviz_stats.summary(tree) is not None
+    summary = arviz_stats.summary(tree["sample_stats"].to_dataset()[["energy"]])
+    assert float(summary["mean"].iloc[0]) == pytest.approx(float(energy["energy"].mean()), abs=0.01)
     tree.to_netcdf(tmp_path / "draws.nc", engine="h5netcdf")
     again = xarray.open_datatree(tmp_path / "draws.nc", engine="h5netcdf")
     assert again["posterior"]["tokens"].equals(tree["posterior"]["tokens"])

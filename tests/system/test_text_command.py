@@ -12,13 +12,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import structured_voronoi as sv
-from helpers import SVS, svs
+from helpers import SVS
 from structured_voronoi.controls.text_classifier import TextClassifier
 from structured_voronoi.models.corpora import Corpus, load_corpus
 from structured_voronoi.models.loading import BUNDLED
 from structured_voronoi.models.restaurants import LABELS, PATTERNS, descriptions
 from structured_voronoi.models.training import UNFINISHED, Recipe, train_language_model
+from structured_voronoi.run.presets import TEXT_SAMPLERS, Plan, text_sampler
 from structured_voronoi.run.texts import closing_line, draw_texts
+from system.commands import svs
 
 SMALL = Recipe(vocabulary=300, width=16, layers=1, heads=2, context=64, batch=8, epochs=1.0)
 
@@ -40,9 +42,6 @@ def test_sample_writes_texts_and_lines(tmp_path: Path) -> None:
 
 
 def test_every_text_sampler_runs() -> None:
-    from structured_voronoi.catalogue import TEXT_SAMPLERS
-    from structured_voronoi.samplers.choices import text_sampler
-
     model = sv.LanguageModel.load("bundled", length=4)
     for name in set(TEXT_SAMPLERS) - {"auto"}:
         tree = sv.sample(model, text_sampler(name, 0.3), chains=2, draws=1, warmup=1, progress=False)
@@ -68,10 +67,8 @@ def test_ancestral_sampling_is_refused_where_it_is_not_the_truth() -> None:
         (["train", "lm", "--data", "nowhere.csv", "--out", "x"], "nowhere.csv does not exist"),
     ],
 )
-def test_mistakes_get_one_line(words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    error = svs(*words, code=2).stderr
+def test_mistakes_get_one_line(words: list[str], said: str, tmp_path: Path) -> None:
+    error = svs(*words, code=2, cwd=tmp_path).stderr
     assert said in error
     assert len(error.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
@@ -177,23 +174,25 @@ class SometimesNaN(sv.LanguageModel):
 
 def test_a_model_that_yields_nan_stops_nothing_and_is_reported() -> None:
     model = SometimesNaN.load("bundled", length=6)
-    batches = list(draw_texts(model, sv.SVS(0.6, dimensions=16, guidance="none"), count=8, steps=20, seed=0))
+    plan = Plan("svs", sv.SVS(0.6, dimensions=16, guidance="none"), steps=20, starts_at_truth=False)
+    batches = list(draw_texts(model, plan, count=8, seed=0))
     assert all(text.tokens[-1] % 2 == 0 for batch in batches for text in batch.texts)
-    assert "proposals were impossible" in closing_line(batches, 6)
+    assert "proposals were impossible" in closing_line(batches, plan, 6)
 
 
 def test_ancestral_draws_without_a_number_are_drawn_again_and_counted() -> None:
     """Whatever begins with this token has no score; a model without any number stops with an error."""
     model = sv.LanguageModel.load("bundled", length=5)
-    rows, tokens = 64, sv.Ancestral().init(model, sv.Rng(3, 64), None).tokens
-    common = int(tokens[:, 0].mode().values)
+    rows = 64
+    first, _ = sv.Ancestral().step(model, sv.Rng(3, rows), sv.Ancestral().init(model, sv.Rng(3, rows), None))
+    common = int(first.tokens[:, 0].mode().values)
     model.model.get_input_embeddings().weight = torch.nn.Parameter(
         model.embeddings.clone().index_fill(0, torch.tensor([common]), torch.nan), requires_grad=False
     )
     rng = sv.Rng(3, rows)
     state, info = sv.Ancestral().step(model, rng, sv.Ancestral().init(model, sv.Rng(4, rows), None))
     assert (state.tokens != common).all()
-    assert state.energy.isfinite().all()
+    assert info.energy.isfinite().all()
     assert info.nonfinite.sum() > 0
     alone = sv.Ancestral().step(model, sv.Rng(3, 2), sv.Ancestral().init(model, sv.Rng(4, 2), None))[0]
     assert torch.equal(alone.tokens, state.tokens[:2])
@@ -203,13 +202,12 @@ def test_ancestral_draws_without_a_number_are_drawn_again_and_counted() -> None:
             sv.sample(model, sampler, chains=2, draws=1, progress=False)
 
 
-def test_a_mistake_leaves_an_older_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+def test_a_mistake_leaves_an_older_file_as_it_was(tmp_path: Path) -> None:
     out = tmp_path / "texts.jsonl"
     out.write_text("old\n")
     svs("sample", "--device", "nowhere", "--out", str(out), code=2)
-    impossible = ("--sampler", "rejection", "--control", "tests:none", "--length", "3")
-    (tmp_path / "tests.py").write_text("def none(text):\n    raise KeyError('no\\nidea')\n")
+    impossible = ("--sampler", "rejection", "--control", "no_rules:none", "--length", "3")
+    (tmp_path / "no_rules.py").write_text("def none(text):\n    raise KeyError('no\\nidea')\n")
     assert len(svs("sample", *impossible, "--out", str(out), code=2, cwd=tmp_path).stderr.splitlines()) == 2
     assert out.read_text() == "old\n"
     svs("sample", "--model", "no/such-model", "--out", str(tmp_path / "new.jsonl"), code=2)
@@ -221,3 +219,14 @@ def test_a_reader_may_stop_reading() -> None:
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=300)
     assert len(done.stdout.splitlines()) == 1
     assert "Traceback" not in done.stderr
+
+
+def test_auto_says_what_it_chose_and_why() -> None:
+    quick = ("sample", "-n", "2", "--length", "8", "--sampler", "auto", "--scale", "0.45", "--warmup", "5")
+    assert "svs: ancestral, because nothing weighs on the language model's own draws" in svs(*quick).stderr
+    controlled = svs(*quick, "--control", "food=Italian@0.2")
+    assert "svs: rejection, by the evaluations a text costs in a pilot" in controlled.stderr
+    assert len(controlled.stdout.splitlines()) == 2
+    # a suffix so improbable that hardly a try would be accepted
+    rare = svs(*quick, "--suffix", " in the old library.")
+    assert "svs: svs+refresh, by the evaluations a text costs in a pilot" in rare.stderr

@@ -49,7 +49,7 @@ class Predicate:
 
     @classmethod
     def keyword(cls, words: str) -> Predicate:
-        """Does the text hold this word or phrase, in capitals or not?"""
+        """Does the text hold this word or phrase, case-insensitive?"""
         parts = [re.escape(part) for part in words.split()]
         if not parts:
             raise SamplingError(f"the keyword {words!r} is empty; give a word or a phrase, for example keyword=river")
