@@ -15,6 +15,7 @@ import structured_voronoi as sv
 from structured_voronoi.geometry.cells import Cells, spacing
 from structured_voronoi.geometry.motion import Journey, Particle, Rotation, travel
 from structured_voronoi.problem.problem import bind
+from structured_voronoi.verify.claims import LEAST_MOVED, LEVEL
 
 torch.set_num_threads(1)  # the tensors of most tests are so small that a second thread only costs
 
@@ -102,6 +103,18 @@ def round_trip_failures(there: Journey, tolerance: float) -> float:
     swapping = (tally.crossings > 0) & ~tally.abandoned & ~again.abandoned
     assert swapping.sum() >= 20, "too few trajectories swap for this check to mean anything"
     return float((swapping & ~returned).sum() / swapping.sum())
+
+
+def check_stationarity(
+    target: Any, sampler: Any, *twins: Any, chains: int, steps: int, seed: int, least_moved: float = LEAST_MOVED
+) -> None:
+    """Chains of the sampler move and stay at the truth; those of each twin, at the very same settings, leave it."""
+    found = sv.verify.stationarity(sampler, target, chains, steps, seed)
+    assert found.moved >= least_moved
+    assert found.p_value >= LEVEL
+    assert twins, "without a twin that is seen to fail this check proves nothing"
+    for twin in twins:
+        assert sv.verify.stationarity(twin, target, chains, steps, seed).p_value < LEVEL, twin
 
 
 def outside(cells: Cells, p: Particle) -> float:

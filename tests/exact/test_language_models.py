@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
+from structured_voronoi.streams import inverse_cdf
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import structured_voronoi as sv
-from structured_voronoi.base import inverse_cdf
 
 TEXTS = ["the old mill serves soup by the river", "a small pub near the bridge", "fish and chips at the market"] * 4
 
@@ -90,20 +90,20 @@ def test_gradient_is_that_of_moving_an_embedding(name: str) -> None:
         embeds = table(target._ids(tokens)).clone()
         embeds[:, len(target._before) + place] += sign * step * direction
         hidden = target.model.base_model(inputs_embeds=embeds).last_hidden_state
-        shifted.append(target._scores(hidden, tokens)[0].sum())
+        shifted.append(target._scores(tokens, hidden)[0].sum())
     numeric = float((shifted[0] - shifted[1]) / (2 * step))
     as_input = (gradient - guide)[0, place]
-    expected = direction if target._input_map is None else target._input_map @ direction
-    if target._input_map is None:
+    expected = direction if target.input_map is None else target.input_map @ direction
+    if target.input_map is None:
         assert float(as_input @ expected) == pytest.approx(numeric, rel=2e-3)
     else:  # brought into the output table's space: the same linear map on both sides
         embeds = table(target._ids(tokens)).clone().requires_grad_()
         with torch.enable_grad():
-            total = target._scores(target.model.base_model(inputs_embeds=embeds).last_hidden_state, tokens)[0].sum()
+            total = target._scores(tokens, target.model.base_model(inputs_embeds=embeds).last_hidden_state)[0].sum()
             (own,) = torch.autograd.grad(total, embeds)
         own = own[0, len(target._before) + place]
         assert float(own @ direction) == pytest.approx(numeric, rel=2e-3)
-        torch.testing.assert_close(as_input, target._input_map @ own)
+        torch.testing.assert_close(as_input, target.input_map @ own)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -126,7 +126,7 @@ def test_cached_drawing_follows_the_conditionals(name: str, suffix: str, ends: b
     target = language_model(name, prompt="a small", suffix=suffix, ends=ends)
     tokens = some_tokens(target, rows=8)
     levels = torch.rand(8, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    drawn, log_probs, right = target.redraw(tokens, 1, 4, levels)
+    drawn, log_probs, right = target.redraw(tokens, 1, 4, lambda n, scores: inverse_cdf(scores, levels[:, n - 1]))
     scored = target.token_log_probs(drawn)
     torch.testing.assert_close(log_probs, scored[:, 1:])
     torch.testing.assert_close(right, target.log_prob(drawn) - scored.sum(-1))
@@ -178,7 +178,9 @@ def test_half_precision_is_summed_in_single(name: str) -> None:
     tokens = some_tokens(target)
     right = target.log_prob(tokens) - target.token_log_probs(tokens).sum(-1)
     assert right.abs().max() < 1e-4
-    assert target.redraw(tokens, 3, 7, torch.full((4, 4), 0.5)).log_probs.dtype == torch.float32
+    redrawn = target.redraw(tokens, 3, 7, lambda n, scores: scores.argmax(-1))
+    assert redrawn.log_probs.dtype == torch.float32
+    assert torch.equal(redrawn.tokens[:, 3], target.conditionals(tokens, 3)[:, 0].argmax(-1))
 
 
 def test_a_model_without_numbers_does_not_stop_a_redraw() -> None:

@@ -1,27 +1,34 @@
-"""Ancestral sampling, refresh moves and cycles keep the distribution of an autoregressive target."""
+"""Redraws keep the distribution of an autoregressive target whose table is not normalised, alone and in cycles.
+
+The same moves under controls are cases of `svs verify` (test_stationarity.py); texts are in test_text.py.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 
-from structured_voronoi.base import Sampler
-from structured_voronoi.experiments.checks import random_target, stationarity
-from structured_voronoi.experiments.verify import LEVEL
-from structured_voronoi.samplers import refresh
-from structured_voronoi.samplers.ancestral import Ancestral
-from structured_voronoi.samplers.cycle import Cycle
-from structured_voronoi.samplers.refresh import Refresh
-from structured_voronoi.samplers.svs import SVS
+import structured_voronoi as sv
+from helpers import check_stationarity
 from structured_voronoi.targets.tabular import AutoregressiveTable
+from structured_voronoi.verify.twins import GibbsWithoutReverse, PNCGWithoutReverse, RefreshWithoutRatio
 
-CHAINS, STEPS, SEED = 20_000, 8, 5
+SEED = 5
+ONE = sv.Refresh(block=1, suffix=False)
 
 
 def table() -> AutoregressiveTable:
     """Three positions over five tokens, with strong dependence to the right of any block."""
-    random = random_target(1, 5, 3, 3, 0.2)
+    random = sv.verify.random_target(1, 5, 3, 3, 0.2)
     return AutoregressiveTable(random.embeddings, 2 * random.table, random.gradient)
+
+
+def steered_table() -> AutoregressiveTable:
+    """Two positions over six tokens, and a field so strong that proposals there and back differ much."""
+    random = sv.verify.random_target(0, 6, 2, 3, 1.0)
+    return AutoregressiveTable(random.embeddings, random.table, random.gradient)
 
 
 def test_conditionals_multiply_to_the_table() -> None:
@@ -32,24 +39,19 @@ def test_conditionals_multiply_to_the_table() -> None:
     torch.testing.assert_close(target.conditionals(states, 2)[:, 0], target.conditionals(states, 0)[:, 2])
 
 
+@pytest.mark.parametrize("settings", [{"block": 2}, {"block": 1, "suffix": False}], ids=str)
+def test_redrawing_is_exact(settings: dict[str, Any]) -> None:
+    """Without the ratio of the text after the block every redraw is accepted, and that is seen."""
+    right, wrong = sv.Refresh(**settings), RefreshWithoutRatio(**settings)
+    check_stationarity(table(), right, wrong, chains=20_000, steps=8, seed=SEED)
+
+
 @pytest.mark.parametrize(
-    "sampler",
-    [Ancestral(), Refresh(block=2), Refresh(block=1, suffix=False), Cycle(SVS(0.8), Refresh(block=2, suffix=False))],
-    ids=str,
+    ("sampler", "twin"),
+    [(sv.PNCG(4.0), PNCGWithoutReverse(4.0)), (sv.GibbsWithGradients(), GibbsWithoutReverse())],
+    ids=["pncg", "gwg"],
 )
-def test_redrawing_is_exact(sampler: Sampler) -> None:
-    found = stationarity(table(), sampler, CHAINS, STEPS, SEED)
-    assert found.moved >= 0.3
-    assert found.fit.p_value >= LEVEL
-
-
-def test_refresh_that_forgets_what_stands_on_the_right_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the ratio of the text after the block every redraw is accepted."""
-    right = refresh.redraw
-
-    def forgetful(target, tokens, start, stop, levels):  # type: ignore[no-untyped-def]
-        found, before = right(target, tokens, start, stop, levels), refresh.token_log_probs(target, tokens)[:, start:]
-        return found._replace(log_probs=torch.cat([found.log_probs[:, :1], before[:, 1:]], dim=-1))
-
-    monkeypatch.setattr(refresh, "redraw", forgetful)
-    assert stationarity(table(), Refresh(block=1, suffix=False), CHAINS, STEPS, SEED).fit.p_value < 1e-10
+def test_samplers_keep_the_truth_in_a_cycle(sampler: Any, twin: Any) -> None:
+    """What refresh moves does not hide a partner that forgets the reverse proposal."""
+    twins = [sv.Cycle(twin, ONE), sv.Cycle(sampler, RefreshWithoutRatio(block=1, suffix=False))]
+    check_stationarity(steered_table(), sv.Cycle(sampler, ONE), *twins, chains=20_000, steps=12, seed=SEED)
