@@ -85,8 +85,8 @@ TARGET_ABILITIES = {
 }
 """The optional attributes of targets and what they are; an attribute with almost such a name is a mistake."""
 
-Choose = Callable[[int, Float[Tensor, "chain token"]], Int[Tensor, " chain"]]
-"""(position, log-probabilities of its tokens) -> the token of each chain."""
+Choose = Callable[[int, Float[Tensor, "chain token"], Float[Tensor, "chain d"] | None], Int[Tensor, " chain"]]
+"""(position, log-probabilities of its tokens, the hidden states that predict it or None) -> the token of each chain."""
 
 
 class Redrawn(NamedTuple):

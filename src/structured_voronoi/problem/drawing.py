@@ -42,7 +42,7 @@ def redraw(
     """The tokens with positions ``start`` to ``stop`` drawn given those before them, each at its level."""
 
     def redraw_block(tokens: Tensor, levels: Tensor) -> Redrawn:
-        return redraw_by(problem, tokens, start, stop, lambda n, scores: inverse_cdf(scores, levels[:, n - start]))
+        return redraw_by(problem, tokens, start, stop, lambda n, scores, _: inverse_cdf(scores, levels[:, n - start]))
 
     return Redrawn(*in_blocks(redraw_block, tokens, levels, rows_at_a_time=rows_to_redraw(problem)))
 
@@ -59,7 +59,7 @@ def redraw_by(problem: Problem, tokens: Int[Tensor, "chain n"], start: int, stop
         return redrawn
     tokens = tokens.clone()
     for n in range(start, stop):
-        tokens[:, n] = choose(n, _allowed_conditionals(problem, tokens, n)[:, 0])
+        tokens[:, n] = choose(n, _allowed_conditionals(problem, tokens, n)[:, 0], None)
     log_probs = token_log_probs(problem, tokens)
     return Redrawn(tokens, log_probs[:, start:], problem.target.log_prob(tokens) - log_probs.sum(-1))
 

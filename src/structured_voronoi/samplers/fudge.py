@@ -84,7 +84,7 @@ class Fudge:
         def draw_block(tokens: Tensor, levels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
             before, asked, lost = tokens[:, :0], torch.zeros_like(tokens[:, 0]), torch.zeros_like(tokens[:, 0])
 
-            def choose(n: int, log_prob: Tensor) -> Tensor:
+            def choose(n: int, log_prob: Tensor, hidden: Tensor | None) -> Tensor:
                 nonlocal before, asked, lost
                 log_weight, token, questions, unknown = self.weighted(log_prob, before)
                 choice = inverse_cdf(log_weight, levels[:, n])

@@ -139,8 +139,9 @@ class LanguageModel:
         for n in range(start, stop):
             out = self.model.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
             cache = out.past_key_values
-            scores = self._log_probs(out.last_hidden_state[:, -1])
-            tokens[:, n] = choose(n, scores)
+            hidden = out.last_hidden_state[:, -1]
+            scores = self._log_probs(hidden)
+            tokens[:, n] = choose(n, scores, hidden)
             ids = tokens[:, n : n + 1]
             log_probs.append(scores.gather(-1, ids))
         if self.embeddings.dtype in HALF_PRECISION:
