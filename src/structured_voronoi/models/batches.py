@@ -1,4 +1,4 @@
-"""What all trainings do with a batch: pad its rows, and take a step down the gradient."""
+"""What all trainings share: padding the rows of a batch, and one step of the optimiser."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def padded(
 
 
 def descend(loss: Tensor, network: nn.Module, optimiser: torch.optim.Optimizer) -> str:
-    """One step, with clipped gradients; returns what to say about it."""
+    """One step of the optimiser with clipped gradients; returns a note for the progress bar."""
     optimiser.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]
     nn.utils.clip_grad_norm_(network.parameters(), 1.0)

@@ -16,7 +16,7 @@ def cache_folder() -> Path:
 
 
 def cached_language_model(name: str, corpus: Corpus, recipe: Recipe, tick: Callable[[str, int], None]) -> Path:
-    """The folder of a language model trained on the texts: the one in the cache, or a new one, or one half done."""
+    """The folder of a language model trained on the texts; trained, or its training resumed, if not in the cache."""
     folder = cache_folder() / f"lm-{name}-{digest(corpus, recipe)}"
     if not (folder / REPORT).exists():
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a trained classifier says of texts: their tokens, its logits, the most probable labels."""
+"""Texts read by a trained classifier: their tokens, its logits, the most probable labels."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def most_probable_labels(
     network: nn.Module, kind: str, labels: list[str], loaded: Loaded, rows: list[list[int]]
 ) -> list[str]:
     """The most probable label of each row of tokens."""
-    found: list[str] = []
+    predicted: list[str] = []
     for begin in range(0, len(rows), 64):
-        places = network_logits(network, kind, loaded, rows[begin : begin + 64]).argmax(-1)
-        found += [labels[place] for place in places.tolist()]
-    return found
+        indices = network_logits(network, kind, loaded, rows[begin : begin + 64]).argmax(-1)
+        predicted += [labels[index] for index in indices.tolist()]
+    return predicted
 
 
 def text_limit(loaded: Loaded, recipe: ClassifierRecipe) -> int:
@@ -49,9 +49,9 @@ def encode_texts(texts: list[str], loaded: Loaded, recipe: ClassifierRecipe) -> 
 
 
 def network_logits(network: nn.Module, kind: str, loaded: Loaded, rows: list[list[int]]) -> Float[Tensor, "row label"]:
-    """The network's answers to texts of different lengths."""
+    """The network's logits of texts of different lengths."""
     tokens, lengths = padded(rows, loaded.model.device)
     with torch.no_grad():
         states = states_of(kind, loaded.model, first_token(kind, loaded.tokenizer), tokens)
-    logits: Tensor = network(states.float(), lengths + (kind == "probe"))  # it also reads what a text begins with
+    logits: Tensor = network(states.float(), lengths + (kind == "probe"))  # a probe also reads the first token
     return logits

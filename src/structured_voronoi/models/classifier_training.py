@@ -33,47 +33,49 @@ def train_classifier(
     recipe: ClassifierRecipe,
     tick: Callable[[str, int], None],
 ) -> dict[str, Any]:
-    """Train into the folder ``out``; ``tick(note, steps)`` is told how it goes. Returns the report, which is also
-    kept in the folder's config.json."""
+    """Train into the folder ``out``, with ``tick(note, steps)`` called after each step.
+
+    Returns the report, which is also kept in the folder's config.json.
+    """
     if recipe.kind not in get_args(Kind):
         raise SamplingError(f"kind {recipe.kind!r} is unknown; choose {' or '.join(get_args(Kind))}")
     check_labels(labels)
     names = sorted(set(labels))
-    ids, most = encode_texts(texts, loaded, recipe), text_limit(loaded, recipe)
-    known = np.array([names.index(label) for label in labels])
-    learn, judge = _split(known, recipe)
+    ids, limit = encode_texts(texts, loaded, recipe), text_limit(loaded, recipe)
+    label_indices = np.array([names.index(label) for label in labels])
+    train_rows, held_out_rows = _split_rows(label_indices, recipe)
     table = loaded.model.get_input_embeddings().weight
     torch.manual_seed(recipe.seed)
     scale = 1 / float(table.float().std())
     network = NETWORKS[recipe.kind](table.shape[1], recipe.hidden, len(names), scale).to(table.device).train()
     optimiser = torch.optim.AdamW(network.parameters(), lr=recipe.learning_rate, weight_decay=0.01)
-    weights = _weights(known[learn], len(names)).to(table.device)
+    weights = _class_weights(label_indices[train_rows], len(names)).to(table.device)
     source, steps = np.random.default_rng(recipe.seed), recipe.steps(len(ids))
-    for step, rows in zip(range(steps), _batches(learn, recipe.batch, source), strict=False):
+    for step, rows in zip(range(steps), _shuffled_batches(train_rows, recipe.batch, source), strict=False):
         optimiser.param_groups[0]["lr"] = recipe.learning_rate * min(1.0, (step + 1) / 50) * (1 - step / steps)
-        varied = _varied([ids[row] for row in rows], len(loaded.tokenizer), source)
-        logits = network_logits(network, recipe.kind, loaded, [row[:most] for row in varied])
-        classes = torch.tensor(known[rows], device=table.device)
+        varied = _vary([ids[row] for row in rows], len(loaded.tokenizer), source)
+        logits = network_logits(network, recipe.kind, loaded, [row[:limit] for row in varied])
+        classes = torch.tensor(label_indices[rows], device=table.device)
         loss = nn.functional.cross_entropy(logits, classes, weight=weights)
         tick(descend(loss, network, optimiser), 1)
     network.eval()
     for parameter in network.parameters():
         parameter.data = parameter.data.half().float()  # what is judged is what is saved
 
-    true_labels = [names[place] for place in known[judge]]
-    whole, short = (
+    true_labels = [names[index] for index in label_indices[held_out_rows]]
+    whole_report, short_report = (
         classification_report(
             true_labels,
-            most_probable_labels(network, recipe.kind, names, loaded, [ids[row][:cut] for row in judge]),
+            most_probable_labels(network, recipe.kind, names, loaded, [ids[row][:cut] for row in held_out_rows]),
             names,
         )
         for cut in (None, SHORT)
     )
     report = {
-        **whole,
-        f"macro_f1_of_{SHORT}_tokens": short["macro_f1"],
-        "texts": len(learn),
-        "held_out_texts": len(judge),
+        **whole_report,
+        f"macro_f1_of_{SHORT}_tokens": short_report["macro_f1"],
+        "texts": len(train_rows),
+        "held_out_texts": len(held_out_rows),
         "parameters": sum(part.numel() for part in network.parameters()),
     }
     config = {
@@ -89,7 +91,7 @@ def train_classifier(
 
 
 def check_labels(labels: list[str]) -> None:
-    """An error if no classifier can be learnt from them."""
+    """Refuse labels that no classifier can be trained on."""
     counts = Counter(labels)
     if len(counts) < 2:
         raise SamplingError(
@@ -102,43 +104,42 @@ def check_labels(labels: list[str]) -> None:
         )
 
 
-def _split(known: np.ndarray, recipe: ClassifierRecipe) -> tuple[np.ndarray, np.ndarray]:
-    """Rows to learn from and rows to judge by: the same share of every class, and one of each at the least."""
+def _split_rows(label_indices: np.ndarray, recipe: ClassifierRecipe) -> tuple[np.ndarray, np.ndarray]:
+    """Rows to train on and rows held out: the same share of every class, and at least one of each."""
     source = np.random.default_rng([recipe.seed, 1])
-    learn, judge = [], []
-    for label in np.unique(known):
-        rows = source.permutation(np.flatnonzero(known == label))
+    train_rows, held_out_rows = [], []
+    for index in np.unique(label_indices):
+        rows = source.permutation(np.flatnonzero(label_indices == index))
         count = max(1, round(recipe.held_out * len(rows)))
-        judge.append(rows[:count])
-        learn.append(rows[count:])
-    return np.concatenate(learn), np.concatenate(judge)
+        held_out_rows.append(rows[:count])
+        train_rows.append(rows[count:])
+    return np.concatenate(train_rows), np.concatenate(held_out_rows)
 
 
-def _weights(known: np.ndarray, classes: int) -> Float[Tensor, " label"]:
-    """Rare classes weigh more, at most ten times as much as under equal weights; the mean over texts is 1."""
-    counts = np.bincount(known, minlength=classes)
-    weights = np.minimum(len(known) / (classes * np.maximum(counts, 1)), 10.0)
-    return torch.tensor(weights / (weights[known].mean()), dtype=torch.float32)
+def _class_weights(label_indices: np.ndarray, classes: int) -> Float[Tensor, " label"]:
+    """Weights that balance the classes, at most ten times as much as equal weights; their mean over texts is 1."""
+    counts = np.bincount(label_indices, minlength=classes)
+    weights = np.minimum(len(label_indices) / (classes * np.maximum(counts, 1)), 10.0)
+    return torch.tensor(weights / (weights[label_indices].mean()), dtype=torch.float32)
 
 
-def _batches(rows: np.ndarray, size: int, source: np.random.Generator) -> Iterator[np.ndarray]:
-    """Every row once an epoch, without end."""
+def _shuffled_batches(rows: np.ndarray, size: int, source: np.random.Generator) -> Iterator[np.ndarray]:
+    """Endless batches: every row once an epoch, in random order."""
     while True:
         order = source.permutation(rows)
         yield from (order[i : i + size] for i in range(0, len(order), size))
 
 
-def _varied(rows: list[list[int]], tokens: int, source: np.random.Generator) -> list[list[int]]:
-    """Texts as samplers meet them: half of the time their beginnings alone, and half of the time with a few random
-    tokens before and after, which mean nothing."""
+def _vary(rows: list[list[int]], vocabulary: int, source: np.random.Generator) -> list[list[int]]:
+    """Texts as samplers meet them: half of the time cut short, half of the time between a few random tokens."""
     if source.random() < 0.5:
         cut = int(source.integers(8, max(9, max(map(len, rows)) + 1)))
         rows = [row[:cut] for row in rows]
     if source.random() < 0.5:
-        rows = [_rubbish(tokens, source) + row + _rubbish(tokens, source) for row in rows]
+        rows = [_random_tokens(vocabulary, source) + row + _random_tokens(vocabulary, source) for row in rows]
     return rows
 
 
-def _rubbish(tokens: int, source: np.random.Generator) -> list[int]:
-    found: list[int] = source.integers(tokens, size=source.integers(9)).tolist()
-    return found
+def _random_tokens(vocabulary: int, source: np.random.Generator) -> list[int]:
+    tokens: list[int] = source.integers(vocabulary, size=source.integers(9)).tolist()
+    return tokens

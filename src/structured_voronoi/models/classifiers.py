@@ -1,4 +1,4 @@
-"""Classifiers that read a language model's own tokens: two networks, their files, what they say.
+"""Classifiers that read a language model's own tokens: two networks and their files.
 
 `light` reads the model's token embeddings, so that its gradient needs no language model at all. `probe` is the paper's:
 a BiLSTM on the model's representations. The language model is frozen and never stored with them.
@@ -44,8 +44,8 @@ class Light(nn.Module):
 
     def forward(self, states: Float[Tensor, "row n d"], lengths: Int[Tensor, " row"]) -> Float[Tensor, "row label"]:
         inside = torch.arange(states.shape[1], device=states.device) < lengths[:, None]
-        found = self.filters((states * self.scale * inside[..., None]).transpose(1, 2)).relu()
-        strongest = (found * inside[:, None]).amax(-1)  # answers are ≥ 0, so that 0 is no answer
+        answers = self.filters((states * self.scale * inside[..., None]).transpose(1, 2)).relu()
+        strongest = (answers * inside[:, None]).amax(-1)  # answers are ≥ 0, so that 0 is no answer
         logits: Tensor = self.out(self.dropout(strongest))
         return logits
 
@@ -68,8 +68,8 @@ class Probe(nn.Module):
             torch.cat([embeds * self.scale, hidden], dim=-1), lengths.cpu(), batch_first=True, enforce_sorted=False
         )
         with torch.backends.cudnn.flags(enabled=False):  # cuDNN has no backward pass outside training
-            found = self.lstm(packed)[0]
-        answers, _ = nn.utils.rnn.pad_packed_sequence(found, batch_first=True, padding_value=-1.0)
+            packed_answers = self.lstm(packed)[0]
+        answers, _ = nn.utils.rnn.pad_packed_sequence(packed_answers, batch_first=True, padding_value=-1.0)
         logits: Tensor = self.out(self.dropout(answers.amax(1)))  # answers lie between -1 and 1
         return logits
 
@@ -78,7 +78,7 @@ NETWORKS: dict[str, type[Light] | type[Probe]] = {"light": Light, "probe": Probe
 
 
 def first_token(kind: str, tokenizer: Any) -> int:
-    """What a text begins with, for the probe; the light one reads the text alone."""
+    """The token that a text begins with for a probe; 0, which is not used, for a light classifier."""
     if kind == "light":
         return 0
     first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
@@ -89,7 +89,7 @@ def first_token(kind: str, tokenizer: Any) -> int:
 
 def states_of(
     kind: str, model: Any, first: int, tokens: Int[Tensor, "row n"], embeds: Float[Tensor, "row n d"] | None = None
-) -> Float[Tensor, "row place d"]:
+) -> Float[Tensor, "row position d"]:
     """What the network reads: the tokens' embeddings; for a probe also their hidden states, from the beginning on.
 
     The last hidden state of a token says more about the next token than about itself, so both are needed.
@@ -99,8 +99,8 @@ def states_of(
     if kind == "light":
         return inputs
     beginning = table(torch.full_like(tokens[:, :1], first))
-    whole = torch.cat([beginning, inputs], dim=1)
-    return torch.cat([whole, hidden_states(model, embeds=whole)], dim=-1)
+    embedded = torch.cat([beginning, inputs], dim=1)
+    return torch.cat([embedded, hidden_states(model, embeds=embedded)], dim=-1)
 
 
 def identity_of(loaded: Loaded) -> dict[str, Any]:
@@ -117,14 +117,14 @@ def identity_of(loaded: Loaded) -> dict[str, Any]:
     }
 
 
-def mismatch(trained: dict[str, Any], found: dict[str, Any]) -> str | None:
-    """In what a language model differs from the one a classifier was trained with; None if in nothing."""
-    for key, what in (("tokens", "tokens in the vocabulary"), ("width", "dimensions of the embeddings")):
-        if trained[key] != found[key]:
-            return f"{trained[key]} {what} against {found[key]}"
-    if trained["vocabulary"] != found["vocabulary"]:
+def mismatch(trained: dict[str, Any], present: dict[str, Any]) -> str | None:
+    """How a language model differs from the one a classifier was trained with; None if it does not."""
+    for key, quantity in (("tokens", "tokens in the vocabulary"), ("width", "dimensions of the embeddings")):
+        if trained[key] != present[key]:
+            return f"{trained[key]} {quantity} against {present[key]}"
+    if trained["vocabulary"] != present["vocabulary"]:
         return "the same number of tokens, but other ones"
-    apart = (torch.tensor(trained["sample"]) - torch.tensor(found["sample"])).abs().max()
+    apart = (torch.tensor(trained["sample"]) - torch.tensor(present["sample"])).abs().max()
     return "the same tokens, but other embeddings" if apart > 0.2 * trained["spread"] else None
 
 
@@ -143,8 +143,8 @@ class ClassifierRecipe:
     seed: int = 0
 
     def steps(self, texts: int) -> int:
-        once = texts * (1 - self.held_out) / self.batch
-        return max(LEAST_STEPS, math.ceil(4 * once)) if self.epochs is None else math.ceil(self.epochs * once)
+        batches = texts * (1 - self.held_out) / self.batch
+        return max(LEAST_STEPS, math.ceil(4 * batches)) if self.epochs is None else math.ceil(self.epochs * batches)
 
 
 def load_classifier(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
@@ -155,16 +155,16 @@ def load_classifier(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
         network = NETWORKS[config["classifier"]](config["model"]["width"], config["hidden"], len(config["labels"]))
         network.load_state_dict(tensors)
     except Exception as error:  # the libraries below raise many kinds; each means that the folder is of no use
-        said = " ".join(str(error).split())[:200]
+        message = " ".join(str(error).split())[:200]
         raise SamplingError(
-            f"classifier {folder} cannot be loaded ({type(error).__name__}: {said}); "
+            f"classifier {folder} cannot be loaded ({type(error).__name__}: {message}); "
             "give a folder written by `svs train classifier`"
         ) from error
     return network.eval().requires_grad_(False), config
 
 
 def save_classifier(network: nn.Module, config: dict[str, Any], out: Path) -> None:
-    """Both files are written beside the last ones and renamed, so that a kill leaves no half of one."""
+    """Write both files under another name and rename them, so that an interruption leaves no partial file."""
     out.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.cpu().contiguous() for name, tensor in network.state_dict().items()}
     tensors |= {name: tensor.detach().half().cpu().contiguous() for name, tensor in network.named_parameters()}

@@ -30,17 +30,17 @@ def load_corpus(data: str) -> Corpus:
     """``builtin``, a folder of E2E files (trainset.csv, devset.csv) or SST-2 files (train.tsv, dev.tsv), a CSV file
     with a `ref` column, or a text file."""
     if data == "builtin":
-        return Corpus(_texts(BUILTIN_TEXTS, seed=0), _texts(BUILTIN_HELD_OUT, seed=1))
+        return Corpus(_builtin_texts(BUILTIN_TEXTS, seed=0), _builtin_texts(BUILTIN_HELD_OUT, seed=1))
     path = Path(data)
     if not path.exists():
         raise SamplingError(f"--data {data} does not exist; give `builtin`, a folder with trainset.csv, or a file")
     if path.is_dir() and not any((path / name).exists() for name in ("train.tsv", "trainset.csv")):
         raise SamplingError(f"--data {data} holds neither trainset.csv (with devset.csv) nor train.tsv (with dev.tsv)")
     if path.is_dir() and (path / "train.tsv").exists():
-        return Corpus(*(_phrases(path / name) for name in ("train.tsv", "dev.tsv")))
+        return Corpus(*(_read_phrases(path / name) for name in ("train.tsv", "dev.tsv")))
     if path.is_dir():
-        return Corpus(_read(path / "trainset.csv"), _read(path / "devset.csv"))
-    texts = _read(path)
+        return Corpus(_read_texts(path / "trainset.csv"), _read_texts(path / "devset.csv"))
+    texts = _read_texts(path)
     held_out = max(1, len(texts) // 20)
     if len(texts) < 20:
         raise SamplingError(f"--data {data} holds {len(texts)} texts; training needs 20 or more, one on each line")
@@ -54,7 +54,7 @@ class Labelled(NamedTuple):
     labels: list[str]
 
     def part(self, rows: slice, without: str | None = None) -> Labelled:
-        """Some of the rows, without one label."""
+        """The rows of a slice, without those of one label."""
         pairs = [pair for pair in zip(self.texts[rows], self.labels[rows], strict=True) if pair[1] != without]
         return Labelled([text for text, _ in pairs], [label for _, label in pairs])
 
@@ -65,16 +65,16 @@ def labelled_texts(data: str, text_column: str, label_column: str, limit: int | 
     if limit is not None and limit < 1:
         raise SamplingError(f"--limit {limit} leaves no texts; use 1 or more")
     if data == "builtin":
-        return _builtin_labelled(label_column, limit)
+        return _label_builtin_texts(label_column, limit)
     path = Path(data)
     if path.suffix.lower() not in (".csv", ".tsv"):
         raise SamplingError(f"--data {data} is neither a .csv nor a .tsv file; give one, or `builtin`")
-    found = Labelled([], [])
+    labelled = Labelled([], [])
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             # a quotation mark in a TSV file is a character like any other
-            form: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix.lower() == ".tsv" else {}
-            rows = csv.DictReader(file, **form)
+            dialect: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix.lower() == ".tsv" else {}
+            rows = csv.DictReader(file, **dialect)
             for column in (text_column, label_column):
                 if column not in (rows.fieldnames or []):
                     raise SamplingError(
@@ -83,38 +83,39 @@ def labelled_texts(data: str, text_column: str, label_column: str, limit: int | 
             for row in rows:
                 text, label = (" ".join((row[column] or "").split()) for column in (text_column, label_column))
                 if text and label:
-                    found.texts.append(text)
-                    found.labels.append(label)
-                if limit is not None and len(found.texts) >= limit:
+                    labelled.texts.append(text)
+                    labelled.labels.append(label)
+                if limit is not None and len(labelled.texts) >= limit:
                     break
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise SamplingError(f"{path} cannot be read ({error}); give a UTF-8 CSV or TSV file with a header") from error
-    if not found.texts:
+    if not labelled.texts:
         raise SamplingError(f"{path} holds no row with a text and a label; give a file with some")
-    return found
+    return labelled
 
 
-def _builtin_labelled(attribute: str, limit: int | None) -> Labelled:
+def _label_builtin_texts(attribute: str, limit: int | None) -> Labelled:
     if attribute not in LABELS:
         raise SamplingError(f"the built-in texts have no label {attribute!r}; {did_you_mean(attribute, LABELS)}")
-    some = list(descriptions(limit or BUILTIN_LABELLED, seed=2))
-    return Labelled([one.text for one in some], [one.labels.get(attribute, UNSAID) for one in some])
+    builtin = list(descriptions(limit or BUILTIN_LABELLED, seed=2))
+    labels = [description.labels.get(attribute, UNSAID) for description in builtin]
+    return Labelled([description.text for description in builtin], labels)
 
 
-def _phrases(path: Path) -> list[str]:
-    """The phrases of an SST-2 file that are long enough to learn how sentences go."""
+def _read_phrases(path: Path) -> list[str]:
+    """The phrases of an SST-2 file with at least SST2_WORDS words."""
     return [text for text in labelled_texts(str(path), "sentence", "label").texts if len(text.split()) >= SST2_WORDS]
 
 
-def _texts(count: int, seed: int) -> list[str]:
-    return [one.text for one in descriptions(count, seed)]
+def _builtin_texts(count: int, seed: int) -> list[str]:
+    return [description.text for description in descriptions(count, seed)]
 
 
-def _read(path: Path) -> list[str]:
+def _read_texts(path: Path) -> list[str]:
     """The texts of one file, without blank ones."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            lines: Iterable[str] = _column(file, path) if path.suffix.lower() == ".csv" else file
+            lines: Iterable[str] = _read_ref_column(file, path) if path.suffix.lower() == ".csv" else file
             texts = [" ".join(line.split()) for line in lines]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise SamplingError(f"{path} cannot be read ({error}); give a UTF-8 text or CSV file") from error
@@ -124,7 +125,7 @@ def _read(path: Path) -> list[str]:
     return texts
 
 
-def _column(file: Iterable[str], path: Path) -> list[str]:
+def _read_ref_column(file: Iterable[str], path: Path) -> list[str]:
     rows = csv.DictReader(file)
     if "ref" not in (rows.fieldnames or []):
         raise SamplingError(

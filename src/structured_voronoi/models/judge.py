@@ -1,4 +1,4 @@
-"""A judge of texts that shares nothing with what guides them: neither tokens nor embeddings nor a language model.
+"""A judge of texts that shares no tokens, embeddings or language model with the classifiers that guide them.
 
 It is a logistic regression on the words of the decoded text and on pairs of neighbouring words, each hashed to one of
 65,536 weights a label (Weinberger et al. 2009). Rare labels weigh as much as common ones in its training.
@@ -27,7 +27,7 @@ WEIGHTS, CONFIG = "judge.safetensors", "judge.json"
 
 
 class Judge:
-    """Which label a text has; `Judge.train(texts, labels)` makes one."""
+    """A text classifier; `Judge.train(texts, labels)` makes one."""
 
     def __init__(self, labels: list[str]) -> None:
         self.labels = labels
@@ -46,7 +46,7 @@ class Judge:
             )
         judge = cls(sorted(counts))
         features = [_features(text) for text in texts]
-        places = torch.tensor([judge.labels.index(label) for label in labels])
+        indices = torch.tensor([judge.labels.index(label) for label in labels])
         balance = torch.tensor([len(labels) / len(counts) / counts[label] for label in judge.labels])
         optimiser = torch.optim.Adam([judge.weights.weight, judge.bias], lr=RATE)
         source = np.random.default_rng(seed)
@@ -55,7 +55,7 @@ class Judge:
             for begin in range(0, len(texts), BATCH):
                 rows = order[begin : begin + BATCH]
                 logits = judge._logits([features[row] for row in rows])
-                loss = nn.functional.cross_entropy(logits, places[rows], weight=balance)
+                loss = nn.functional.cross_entropy(logits, indices[rows], weight=balance)
                 optimiser.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimiser.step()
@@ -66,7 +66,7 @@ class Judge:
         """The most probable label of each text."""
         if not texts:
             return []
-        return [self.labels[place] for place in self._logits([_features(text) for text in texts]).argmax(-1).tolist()]
+        return [self.labels[index] for index in self._logits([_features(text) for text in texts]).argmax(-1).tolist()]
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -86,13 +86,13 @@ class Judge:
 
     def _logits(self, rows: list[list[int]]) -> Tensor:
         begins = np.cumsum([0, *(len(row) for row in rows[:-1])])
-        flat = torch.tensor([place for row in rows for place in row], dtype=torch.int64)
+        flat = torch.tensor([feature for row in rows for feature in row], dtype=torch.int64)
         logits: Tensor = self.weights(flat, torch.from_numpy(begins)) + self.bias
         return logits
 
 
 def _features(text: str) -> list[int]:
-    """The places of a text's words and pairs of words, in lower case, each once."""
+    """The hashes of a text's words and pairs of neighbouring words, in lower case, each once."""
     words = re.findall(r"\w+|£", text.lower())
     pairs = [f"{first} {second}" for first, second in pairwise(words)]
     return sorted({zlib.crc32(gram.encode()) % SIZE for gram in [*words, *pairs]})

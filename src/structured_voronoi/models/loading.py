@@ -27,14 +27,14 @@ def load_model(name: str, device: str = "cpu", dtype: str = "float32") -> Loaded
 
     if dtype not in DTYPES:
         raise SamplingError(f"dtype {dtype!r} is unknown; choose from {', '.join(DTYPES)}")
-    where, options = _place(name)
+    source, options = _locate(name)
     quiet_libraries()
     try:
-        AutoConfig.from_pretrained(where, trust_remote_code=False, **options)  # what is not there fails here, once
-        tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False, **options)
+        AutoConfig.from_pretrained(source, trust_remote_code=False, **options)  # a missing model fails here, once
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
         model: Any
-        model, found = AutoModelForCausalLM.from_pretrained(
-            where,
+        model, loading_info = AutoModelForCausalLM.from_pretrained(
+            source,
             dtype=DTYPES[dtype],
             trust_remote_code=False,
             use_safetensors=None if options else True,
@@ -42,14 +42,14 @@ def load_model(name: str, device: str = "cpu", dtype: str = "float32") -> Loaded
             **options,
         )
     except Exception as error:  # the libraries below raise many kinds; each means that this model cannot be had
-        raise SamplingError(_reason(name, error)) from error
-    check_complete(f"model {name}", found)
+        raise SamplingError(_explain_failure(name, error)) from error
+    check_complete(f"model {name}", loading_info)
     model.eval().requires_grad_(False).to(usable_device(device))
     _refuse_unusual_head(name, model)
     return Loaded(model, tokenizer)
 
 
-def _place(name: str) -> tuple[str, dict[str, Any]]:
+def _locate(name: str) -> tuple[str, dict[str, Any]]:
     if name == "bundled":
         return str(BUNDLED), {}
     path = Path(name)
@@ -65,7 +65,7 @@ def _place(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def quiet_libraries() -> None:
-    """What goes wrong is said once, by us."""
+    """Turn off the libraries' progress bars and warnings; errors are reported by this package, once."""
     from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging
 
@@ -74,29 +74,29 @@ def quiet_libraries() -> None:
     hub_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
 
 
-def check_complete(what: str, found: dict[str, Any]) -> None:
-    """Weights that were not in the files have random values: refused."""
-    lacking = [*found.get("missing_keys", ()), *found.get("mismatched_keys", ())]
+def check_complete(subject: str, loading_info: dict[str, Any]) -> None:
+    """Refuse a model with weights that were not in its files: they have random values."""
+    lacking = [*loading_info.get("missing_keys", ()), *loading_info.get("mismatched_keys", ())]
     if lacking:
         first = lacking[0] if isinstance(lacking[0], str) else lacking[0][0]
         raise SamplingError(
-            f"{what} lacks {len(lacking)} of its weights, {first} for example; it is of another kind or incomplete: "
+            f"{subject} lacks {len(lacking)} of its weights, {first} for example; it is of another kind or incomplete: "
             "choose another, or copy it again"
         )
 
 
-def _reason(name: str, error: Exception) -> str:
+def _explain_failure(name: str, error: Exception) -> str:
     """One line about why a model did not load, with the remedy."""
-    said, path = " ".join(str(error).split())[:200], Path(name)
+    message, path = " ".join(str(error).split())[:200], Path(name)
     if path.suffix == ".gguf" and isinstance(error, ImportError):
-        return f"model {name} needs more packages ({said}); pip install 'structured-voronoi[gguf]'"
+        return f"model {name} needs more packages ({message}); pip install 'structured-voronoi[gguf]'"
     if path.is_dir() and not list(path.glob("*.safetensors")) and list(path.glob("*.bin")):
         return f"model {name} holds its weights as .bin, and only safetensors are read; save it again as those"
     if path.exists():
-        return f"model {name} cannot be loaded: {said}; the file may be damaged or incomplete: copy it again"
+        return f"model {name} cannot be loaded: {message}; the file may be damaged or incomplete: copy it again"
     return (
         f"model {name!r} is neither `bundled`, a folder nor a .gguf file, and the Hugging Face hub did not give it "
-        f"({type(error).__name__}: {said}); check the name, or the connection, or give a local folder"
+        f"({type(error).__name__}: {message}); check the name, or the connection, or give a local folder"
     )
 
 
@@ -104,9 +104,9 @@ def _refuse_unusual_head(name: str, model: Any) -> None:
     """Logits must be hidden states times the output table: the guidance without a backward pass relies on it."""
     ids = torch.zeros(1, 2, dtype=torch.int64, device=model.device)
     with torch.no_grad():
-        plain = head(model, hidden_states(model, ids))
-        whole = model(input_ids=ids).logits
-    if not torch.allclose(plain.double(), whole.double(), atol=1e-3, rtol=1e-3, equal_nan=True):
+        table_logits = head(model, hidden_states(model, ids))
+        model_logits = model(input_ids=ids).logits
+    if not torch.allclose(table_logits.double(), model_logits.double(), atol=1e-3, rtol=1e-3, equal_nan=True):
         raise SamplingError(f"model {name} changes its logits after the output table: not supported; use another")
 
 

@@ -1,4 +1,4 @@
-"""The predictor of FUDGE (Yang & Klein 2021): what label a text will have, told from its first tokens.
+"""The predictor of FUDGE (Yang & Klein 2021): the label of a text, predicted from its first tokens.
 
 As in the paper's appendix on food classifiers: a BiLSTM of three layers with dropout ½ and token embeddings of its
 own. It learns from labelled texts that are cut at random lengths, anew each time they are read.
@@ -77,18 +77,18 @@ class PrefixClassifier(nn.Module):
     @torch.no_grad()
     def log_prob(self, tokens: Int[Tensor, "row n"], label: str) -> Float[Tensor, " row"]:
         """log p(label | prefix) of prefixes of one length."""
-        place = self._place(label)
+        index = self._index_of(label)
         log_probs: Tensor = self(tokens).log_softmax(-1)
-        return log_probs[:, place]
+        return log_probs[:, index]
 
     def predict(self, texts: list[list[int]], batch: int = 256) -> list[str]:
         """The most probable label of each text."""
-        found: list[str] = []
+        predicted: list[str] = []
         with torch.no_grad():
             for begin in range(0, len(texts), batch):
                 logits = self(*padded(texts[begin : begin + batch], self.embedding.weight.device))
-                found += [self.labels[place] for place in logits.argmax(-1).tolist()]
-        return found
+                predicted += [self.labels[index] for index in logits.argmax(-1).tolist()]
+        return predicted
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -105,7 +105,7 @@ class PrefixClassifier(nn.Module):
         model.load_state_dict(load_file(folder / WEIGHTS))
         return model.eval()
 
-    def _place(self, label: str) -> int:
+    def _index_of(self, label: str) -> int:
         if label not in self.labels:
             raise SamplingError(f"the prefix classifier has no label {label!r}; {did_you_mean(label, self.labels)}")
         return self.labels.index(label)
@@ -121,16 +121,16 @@ def train_prefix_classifier(
 ) -> PrefixClassifier:
     """A classifier of prefixes.
 
-    Texts are lists of the language model's tokens, without special ones; ``tick(note, steps)`` is told how it goes.
+    Texts are lists of the language model's tokens, without special ones; ``tick(note, steps)`` is called every step.
     """
-    kept = [place for place, text in enumerate(texts) if text]
+    kept = [row for row, text in enumerate(texts) if text]
     names = sorted(set(labels))
     if len(texts) != len(labels) or len(names) < 2:
         raise SamplingError(
             f"{len(texts)} texts with {len(labels)} labels, {len(names)} of them different; "
             "give one label for each text, two different ones at least"
         )
-    places = torch.tensor([names.index(label) for label in labels])
+    label_indices = torch.tensor([names.index(label) for label in labels])
     torch.manual_seed(recipe.seed)
     model = PrefixClassifier(vocabulary, names, recipe).train()
     optimiser = torch.optim.Adam(model.parameters(), lr=recipe.learning_rate)
@@ -141,6 +141,6 @@ def train_prefix_classifier(
             rows += source.permutation(kept).tolist()
         chosen, rows = rows[: recipe.batch], rows[recipe.batch :]
         cut = [texts[row][: source.integers(1, len(texts[row]) + 1)] for row in chosen]
-        loss = nn.functional.cross_entropy(model(*padded(cut)), places[chosen])
+        loss = nn.functional.cross_entropy(model(*padded(cut)), label_indices[chosen])
         tick(descend(loss, model, optimiser), 1)
     return model.eval()

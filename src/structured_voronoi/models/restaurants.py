@@ -1,7 +1,7 @@
 """A corpus of restaurant descriptions, written for this project: text to learn from, with labels, without a download.
 
-Each text is made from a random set of attributes and random sentence patterns, so that the same facts are said in many
-ways. The generator is a function of its seed alone.
+Each text is made from a random set of attributes and random sentence patterns, so that the same facts appear in many
+forms. The generator is a function of its seed alone.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ PATTERNS = len(_OPENINGS) + len(_FOLLOWERS)
 
 
 class Description(NamedTuple):
-    """A text and the attributes it says; an attribute that the text does not mention is absent."""
+    """A text and the attributes that it mentions."""
 
     text: str
     labels: dict[str, str]
@@ -153,13 +153,13 @@ def descriptions(count: int, seed: int) -> Iterator[Description]:
     """``count`` random descriptions, the same for the same seed."""
     source = random.Random(seed)
     for _ in range(count):
-        yield _description(source)
+        yield _make_description(source)
 
 
-def _description(source: random.Random) -> Description:
+def _make_description(source: random.Random) -> Description:
     facts = {name: source.choice(values) for name, values in LABELS.items()}
     words = {
-        "name": _name(source),
+        "name": _make_name(source),
         "kind": source.choice(_KINDS),
         "near": source.choice(_LANDMARKS),
         "range": _PRICE_RANGES[facts["price"]],
@@ -170,13 +170,13 @@ def _description(source: random.Random) -> Description:
         "family": source.choice(_FAMILY_WORDS[facts["family"]]),
     }
     opening = source.choice(_OPENINGS)
-    said = _slots(opening)
+    mentioned = _slots(opening)
     sentences = [opening]
     for pattern in source.sample(_FOLLOWERS, 12):
         slots = _slots(pattern)
-        if len(sentences) < 3 and not slots & said:  # nothing is said twice
+        if len(sentences) < 3 and not slots & mentioned:  # no attribute twice
             sentences.append(pattern)
-            said |= slots
+            mentioned |= slots
         if len(sentences) == 2 and source.random() < 0.3:
             break
     text = " ".join(sentence.format(**words) for sentence in sentences)
@@ -184,16 +184,16 @@ def _description(source: random.Random) -> Description:
     text = text.replace(" a affordable", " an affordable").replace(" a upmarket", " an upmarket")
     if text.startswith(("A expensive", "A inexpensive", "A affordable", "A upmarket")):
         text = "An" + text[1:]
-    return Description(text, {name: fact for name, fact in facts.items() if name in said})
+    return Description(text, {name: fact for name, fact in facts.items() if name in mentioned})
 
 
 def _slots(pattern: str) -> set[str]:
-    """The attributes a pattern says; a price range says the price."""
-    found = {name for name in ("food", "price", "rating", "area", "family", "near") if "{" + name + "}" in pattern}
-    return found | ({"price"} if "{range}" in pattern else set())
+    """The attributes a pattern mentions; a price range counts as the price."""
+    named = {name for name in ("food", "price", "rating", "area", "family", "near") if "{" + name + "}" in pattern}
+    return named | ({"price"} if "{range}" in pattern else set())
 
 
-def _name(source: random.Random) -> str:
+def _make_name(source: random.Random) -> str:
     if source.random() < 0.3:
         return source.choice(_SINGLE)
     return f"{source.choice(_FIRST)} {source.choice(_SECOND)}"

@@ -51,19 +51,19 @@ class Recipe:
 
 def digest(corpus: Corpus, recipe: Recipe) -> str:
     """Twelve characters that change with the texts and with the recipe."""
-    whole = json.dumps([asdict(recipe), corpus.train, corpus.held_out])
-    return hashlib.sha256(whole.encode()).hexdigest()[:12]
+    serialised = json.dumps([asdict(recipe), corpus.train, corpus.held_out])
+    return hashlib.sha256(serialised.encode()).hexdigest()[:12]
 
 
 @torch.random.fork_rng()
 def train_language_model(
     corpus: Corpus, out: Path, recipe: Recipe, tick: Callable[[str, int], None], half: bool = False
 ) -> dict[str, Any]:
-    """Train, or go on training, into the folder ``out``; ``tick(note, steps)`` is told how it goes."""
+    """Train, or resume training, into the folder ``out``; ``tick(note, steps)`` is called after each step."""
     from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
     quiet_libraries()
-    tokenizer = _tokenizer(corpus.train, recipe)
+    tokenizer = _train_tokenizer(corpus.train, recipe)
     wrapped: Any = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, model_max_length=recipe.context
     )
@@ -89,14 +89,14 @@ def train_language_model(
     for step in range(first, steps):
         warm = min(1.0, (step + 1) / 100)
         optimiser.param_groups[0]["lr"] = recipe.learning_rate * warm * (0.05 + 0.95 * (1 - step / steps))
-        loss = _loss(model, _batch(ids, step, recipe))
+        loss = _loss(model, _select_batch(ids, step, recipe))
         tick(descend(loss, model, optimiser), 1)
         if (step + 1) % CHECKPOINT_STEPS == 0 and step + 1 < steps:
-            _checkpoint(out / UNFINISHED, digest(corpus, recipe), step + 1, model, optimiser)
+            _save_checkpoint(out / UNFINISHED, digest(corpus, recipe), step + 1, model, optimiser)
 
     model.eval()
     with torch.no_grad():
-        losses = [(float(_loss(model, part)), sum(len(row) for row in part)) for part in _in_batches(held_out, 100)]
+        losses = [(float(_loss(model, part)), sum(len(row) for row in part)) for part in _split_batches(held_out, 100)]
     nats = sum(loss * count for loss, count in losses) / sum(count for _, count in losses)
     report = {"held_out_loss": nats, "held_out_perplexity": math.exp(nats), "texts": len(ids), **asdict(recipe)}
     if half:
@@ -104,14 +104,14 @@ def train_language_model(
     model.save_pretrained(out)
     wrapped.save_pretrained(out)
     (out / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    for left in (out / UNFINISHED).glob("*"):
-        left.unlink()
+    for file in (out / UNFINISHED).glob("*"):
+        file.unlink()
     if (out / UNFINISHED).exists():
         (out / UNFINISHED).rmdir()
     return report
 
 
-def _tokenizer(texts: list[str], recipe: Recipe) -> Any:
+def _train_tokenizer(texts: list[str], recipe: Recipe) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -133,17 +133,17 @@ def _encode(tokenizer: Any, texts: list[str], recipe: Recipe) -> list[list[int]]
     return [[end, *ids, end][: recipe.context] for ids in tokenizer(texts, truncation=False)["input_ids"]]
 
 
-def _batch(ids: list[list[int]], step: int, recipe: Recipe) -> list[list[int]]:
+def _select_batch(ids: list[list[int]], step: int, recipe: Recipe) -> list[list[int]]:
     """The texts of one step, a function of the step alone: every text once an epoch, in an order of that epoch."""
-    places = np.arange(step * recipe.batch, (step + 1) * recipe.batch)
+    positions = np.arange(step * recipe.batch, (step + 1) * recipe.batch)
     chosen: list[list[int]] = []
-    for epoch in np.unique(places // len(ids)):
+    for epoch in np.unique(positions // len(ids)):
         order = np.random.default_rng([recipe.seed, int(epoch)]).permutation(len(ids))
-        chosen += [ids[order[place % len(ids)]] for place in places if place // len(ids) == epoch]
+        chosen += [ids[order[position % len(ids)]] for position in positions if position // len(ids) == epoch]
     return chosen
 
 
-def _in_batches(ids: list[list[int]], size: int) -> list[list[list[int]]]:
+def _split_batches(ids: list[list[int]], size: int) -> list[list[list[int]]]:
     return [ids[i : i + size] for i in range(0, len(ids), size)]
 
 
@@ -155,19 +155,19 @@ def _loss(model: Any, rows: list[list[int]]) -> Tensor:
     return cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
 
 
-def _checkpoint(folder: Path, of: str, step: int, model: Any, optimiser: Any) -> None:
-    """Weights and optimiser, written beside the last ones and renamed, so that a kill leaves one of the two."""
+def _save_checkpoint(folder: Path, training_digest: str, step: int, model: Any, optimiser: Any) -> None:
+    """Write weights and optimiser under another name and rename them, so that an interruption leaves the last ones."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {f"model.{name}": tensor for name, tensor in model.named_parameters()}
     for number, state in optimiser.state_dict()["state"].items():
         tensors |= {f"optimiser.{number}.{name}": torch.as_tensor(value) for name, value in state.items()}
-    metadata = {"step": str(step), "of": of}
+    metadata = {"step": str(step), "of": training_digest}
     save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, folder / "new", metadata)
     os.replace(folder / "new", folder / "state.safetensors")
 
 
-def _resume(folder: Path, of: str, model: Any, optimiser: Any) -> int:
-    """The step to go on from: 0 without a checkpoint."""
+def _resume(folder: Path, training_digest: str, model: Any, optimiser: Any) -> int:
+    """Load the checkpoint into the model and the optimiser; returns its step, 0 without a checkpoint."""
     path = folder / "state.safetensors"
     if not path.exists():
         return 0
@@ -179,7 +179,7 @@ def _resume(folder: Path, of: str, model: Any, optimiser: Any) -> int:
         tensors = load_file(path)
     except SafetensorError as error:
         raise SamplingError(f"the checkpoint {path} is damaged ({error}); delete it to begin anew") from error
-    if metadata.get("of") != of:
+    if metadata.get("of") != training_digest:
         raise SamplingError(
             f"{folder} holds a training with other settings or other texts; use the same ones or another --out"
         )
