@@ -1,4 +1,4 @@
-"""Errors that a user can mend, and the checks of settings that raise them."""
+"""Errors that a user can fix, and the checks of settings that raise them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIKENESS = 0.85
 
 
 class SamplingError(Exception):
-    """A problem the user can mend: the message names the value, the cause and the remedy."""
+    """A problem the user can fix: the message names the value, the cause and the remedy."""
 
 
 class NoStartError(SamplingError):
@@ -69,24 +69,24 @@ def check_seed(seed: int, option: str = "--seed") -> None:
         raise SamplingError(f"{option} {seed} is negative; use 0 or more")
 
 
-def refuse_misspelt(owner: object, abilities: Mapping[str, str], what: str) -> None:
+def refuse_misspelt(owner: object, abilities: Mapping[str, str], role: str) -> None:
     """Refuse an object whose attribute is called almost, but not quite, like an optional ability that it lacks."""
     methods: list[str] = []
     values: list[str] = []
     for name in dir(owner):
         if not name.startswith("_"):
             try:
-                found = inspect.getattr_static(owner, name)
-            except AttributeError:  # listed by a __dir__ of its own
+                attribute = inspect.getattr_static(owner, name)
+            except AttributeError:  # listed by a custom __dir__
                 continue
-            (methods if callable(found) else values).append(name)
+            (methods if callable(attribute) else values).append(name)
     for names, kind in ((methods, "method"), (values, "value")):
         known = tuple(ability for ability, its_kind in abilities.items() if its_kind == kind)
         misspelt = _misspelt(tuple(names), known)
         if misspelt is not None:
             written, meant = misspelt
             raise SamplingError(
-                f"the {what} {type(owner).__name__} has `{written}`; did you mean `{meant}`? "
+                f"the {role} {type(owner).__name__} has `{written}`; did you mean `{meant}`? "
                 f"Rename it, or call it `_{written}` if it is something else"
             )
 
@@ -109,7 +109,7 @@ def usable_device(device: Any) -> Any:
     try:
         return torch.empty(0, device=device).device
     except Exception as error:  # torch raises many kinds
-        said = " ".join(str(error).split())[:120]
+        message = " ".join(str(error).split())[:120]
         raise SamplingError(
-            f"device {str(device)!r} cannot be used here ({said}); use cpu, or a device you have"
+            f"device {str(device)!r} cannot be used here ({message}); use cpu, or a device you have"
         ) from error

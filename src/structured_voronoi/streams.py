@@ -50,19 +50,19 @@ class Rng:
 
     def fork(self, stream: str, chains: int | None = None) -> Self:
         """An independent source with the same seed: for pilots and for what all chains share."""
-        own = self.chains.tolist() if chains is None else chains
-        return type(self)(self.seed, own, f"{self.stream}/{stream}", self.device)
+        indices = self.chains.tolist() if chains is None else chains
+        return type(self)(self.seed, indices, f"{self.stream}/{stream}", self.device)
 
     def select(self, rows: Int[Tensor, " row"]) -> Self:
-        """The same streams, at the same counters, of some chains alone."""
+        """The streams of the selected chains, at the same counters."""
         rows = rows.to(self.chains.device)
-        some = type(self)(self.seed, self.chains[rows].tolist(), self.stream, self.device)
-        some.counter = self.counter[rows]
-        return some
+        selection = type(self)(self.seed, self.chains[rows].tolist(), self.stream, self.device)
+        selection.counter = self.counter[rows]
+        return selection
 
-    def catch_up(self, rows: Int[Tensor, " row"], some: Rng) -> None:
-        """Set the counters of some chains to what their selection has reached."""
-        self.counter[rows.to(self.counter.device)] = some.counter
+    def catch_up(self, rows: Int[Tensor, " row"], selection: Rng) -> None:
+        """Set the counters of the selected chains to those of their selection."""
+        self.counter[rows.to(self.counter.device)] = selection.counter
 
     def uniform(self, *shape: int) -> Float[Tensor, chain * shape]:
         """Uniform on (0, 1), with 52 random bits."""
@@ -111,7 +111,7 @@ def inverse_cdf(
         cumulative = widened(rows[begin : begin + size]).softmax(-1).cumsum(-1)
         scaled = levels[begin : begin + size, None] * cumulative[..., -1:]
         parts.append(torch.searchsorted(cumulative, scaled.to(cumulative)).squeeze(-1))
-    index = torch.cat(parts).clamp(max=rows.shape[-1] - 1)  # weights that are no numbers have no place
+    index = torch.cat(parts).clamp(max=rows.shape[-1] - 1)  # NaN weights are searched past the end
     return index.view(level.shape)
 
 
@@ -152,7 +152,7 @@ def in_blocks(function: Callable[..., Any], *inputs: Tensor, rows_at_a_time: int
     """
     count = len(inputs[0])
     size = max(1, count) if rows_at_a_time is None else max(BLOCK, rows_at_a_time // BLOCK * BLOCK)
-    parts = [_padded(function, [part[i : i + size] for part in inputs]) for i in range(0, max(1, count), size)]
+    parts = [_call_padded(function, [part[i : i + size] for part in inputs]) for i in range(0, max(1, count), size)]
     if len(parts) == 1:
         return parts[0]
     if isinstance(parts[0], Tensor):
@@ -160,8 +160,8 @@ def in_blocks(function: Callable[..., Any], *inputs: Tensor, rows_at_a_time: int
     return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
 
-def _padded(function: Callable[..., Any], inputs: list[Tensor]) -> Any:
-    """The function of inputs filled up with their last row, without what it says of the filling."""
+def _call_padded(function: Callable[..., Any], inputs: list[Tensor]) -> Any:
+    """The function of inputs padded with copies of their last row; results of the padding are left out."""
     count = len(inputs[0])
     extra = -count % BLOCK
     if extra and count:

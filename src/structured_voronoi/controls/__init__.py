@@ -1,4 +1,4 @@
-"""What a text must be: classifiers on the language model's own embeddings, Python functions, text classifiers.
+"""Controls on the text: classifiers on the language model's own embeddings, Python functions, text classifiers.
 
 >>> import structured_voronoi as sv
 >>> sv.controls.Predicate.keyword("river").name

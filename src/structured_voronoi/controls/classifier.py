@@ -24,14 +24,14 @@ class Classifier:
     model; a ``probe`` steers in full guidance only.
     """
 
-    def __init__(self, network: nn.Module, config: dict[str, Any], what: str, label: str) -> None:
+    def __init__(self, network: nn.Module, config: dict[str, Any], name: str, label: str) -> None:
         labels: list[str] = config["labels"]
         if label not in labels:
-            raise SamplingError(f"the classifier {what} has no label {label!r}; {did_you_mean(label, labels)}")
+            raise SamplingError(f"the classifier {name} has no label {label!r}; {did_you_mean(label, labels)}")
         self.network, self.config, self.label = network, config, label
-        self.name = f"{what}={label}"
+        self.name = f"{name}={label}"
         self.kind: str = config["classifier"]
-        self._place = labels.index(label)
+        self._label_index = labels.index(label)
         self._lm: LanguageModel | None = None
 
     @classmethod
@@ -50,10 +50,10 @@ class Classifier:
 
     def bind(self, model: LanguageModel) -> Self:
         """A copy that reads this language model's embeddings; an error if it was trained with another one's."""
-        apart = mismatch(self.config["model"], identity_of(Loaded(model.model, model.tokenizer)))
-        if apart:
+        reason = mismatch(self.config["model"], identity_of(Loaded(model.model, model.tokenizer)))
+        if reason:
             raise SamplingError(
-                f"the classifier {self.name} was trained with another language model ({apart}); train one for this "
+                f"the classifier {self.name} was trained with another language model ({reason}); train one for this "
                 "model with `svs train classifier --model …`"
             )
         bound = copy.copy(self)
@@ -75,18 +75,18 @@ class Classifier:
         lm = self._model()
         with torch.enable_grad():
             embeds = lm.model.get_input_embeddings()(tokens).detach().requires_grad_()
-            found = self._score(lm, tokens, embeds)
-            (gradient,) = torch.autograd.grad(found.sum(), embeds)
+            log_prob = self._score(lm, tokens, embeds)
+            (gradient,) = torch.autograd.grad(log_prob.sum(), embeds)
         if lm.input_map is not None:
             gradient = gradient @ lm.input_map.T
-        return found.detach(), gradient
+        return log_prob.detach(), gradient
 
     def _score(self, lm: LanguageModel, tokens: Tensor, embeds: Tensor | None = None) -> Tensor:
         first = first_token(self.kind, lm.tokenizer)
         states = states_of(self.kind, lm.model, first, tokens, embeds)
         lengths = torch.full((len(tokens),), states.shape[1], device=tokens.device)
         logits = self.network(states.to(self.network.out.weight.dtype), lengths)  # type: ignore[union-attr,arg-type]
-        log_prob: Tensor = logits.log_softmax(-1)[:, self._place]
+        log_prob: Tensor = logits.log_softmax(-1)[:, self._label_index]
         return log_prob
 
     def _model(self) -> LanguageModel:

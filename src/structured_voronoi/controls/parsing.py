@@ -26,7 +26,7 @@ from structured_voronoi.errors import SamplingError, did_you_mean
 
 def parse_control(text: str, device: str = "cpu") -> tuple[Control, float]:
     """The control and its weight."""
-    written, weight = _weight(text.strip())
+    written, weight = _split_weight(text.strip())
     if written.startswith("not "):
         control = parse_control(f"{written[4:].strip()}@1", device)[0]
         if not isinstance(control, controls.Predicate):
@@ -41,14 +41,14 @@ def parse_control(text: str, device: str = "cpu") -> tuple[Control, float]:
     if name == "regex" and equals:
         return controls.Predicate.regex(value), weight
     if not equals and ":" in name:
-        found = _imported(name)
-        return (found, weight) if isinstance(found, Control) else (controls.Predicate(found, name), weight)
+        imported = _import_control(name)
+        return (imported, weight) if isinstance(imported, Control) else (controls.Predicate(imported, name), weight)
     known = [*controls.bundled_controls(), "keyword", "regex"]
     if "/" in name or "\\" in name or name.startswith(".") or (name and name not in known and Path(name).is_dir()):
         folder, equals, label = written.rpartition("=")
         if not equals or not label:
             raise SamplingError(f"the control {text!r} names no label; write {written.rstrip('=')}=LABEL")
-        return _classifier(folder, label, device), weight
+        return _load_classifier(folder, label, device), weight
     if name not in known:
         raise SamplingError(
             f"the control {text!r} is unknown; {did_you_mean(name, known)}; or ./folder=label, or module:function"
@@ -58,8 +58,8 @@ def parse_control(text: str, device: str = "cpu") -> tuple[Control, float]:
     return controls.Classifier.load(name, value, device), weight
 
 
-def _weight(text: str) -> tuple[str, float]:
-    """What stands before the last @ and the number after it; the whole and 1 if no number follows."""
+def _split_weight(text: str) -> tuple[str, float]:
+    """The text before the last @ and the number after it; all of the text and 1 if no number follows."""
     before, at, after = text.rpartition("@")
     if at:
         try:
@@ -72,8 +72,8 @@ def _weight(text: str) -> tuple[str, float]:
     return text, 1.0
 
 
-def _classifier(folder: str, label: str, device: str) -> Control:
-    """Our own files say `classifier` in their config; other folders and hub names are for Hugging Face."""
+def _load_classifier(folder: str, label: str, device: str) -> Control:
+    """A classifier of this package, whose config has the key `classifier`; else one of Hugging Face."""
     path = Path(folder)
     if folder.startswith((".", "/", "~")) and not path.is_dir():
         raise SamplingError(f"there is no folder {folder}; train one with `svs train classifier --out {folder}`")
@@ -82,26 +82,26 @@ def _classifier(folder: str, label: str, device: str) -> Control:
         if not config.is_file():
             raise SamplingError(f"{folder} holds no config.json; give a folder written by `svs train classifier`")
         try:
-            ours = "classifier" in json.loads(config.read_text(encoding="utf-8"))
+            is_ours = "classifier" in json.loads(config.read_text(encoding="utf-8"))
         except ValueError as error:
             raise SamplingError(f"{config} is not JSON ({error}); the folder is damaged: train it again") from error
-        if ours:
+        if is_ours:
             return controls.Classifier.load(path, label, device)
     return controls.TextClassifier.load(folder, label, device)
 
 
-def _imported(written: str) -> Any:
-    """The function, or the control, of `module:name`; modules in the current folder are found too."""
+def _import_control(written: str) -> Any:
+    """The function or control `module:name`; modules may lie in the current folder."""
     module, _, name = written.partition(":")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        found = getattr(importlib.import_module(module), name, None)
+        attribute = getattr(importlib.import_module(module), name, None)
     except Exception as error:  # importing runs the user's code, which may raise anything
         raise SamplingError(
             f"the control {written!r}: {module} cannot be imported ({type(error).__name__}: {error}); "
             "run the command where the file is"
         ) from error
-    if not callable(found) and not isinstance(found, Control):
+    if not callable(attribute) and not isinstance(attribute, Control):
         raise SamplingError(f"the control {written!r}: {module} has no function or control {name!r}; check its name")
-    return found
+    return attribute

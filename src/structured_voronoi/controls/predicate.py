@@ -23,8 +23,8 @@ class Predicate:
     """A function of the text: True or False, a probability, or a log-score.
 
     ``kind`` says how to read a number: a ``probability`` in [0, 1], or a ``log_score``, which is added to log p(m) as
-    it is. ``auto`` takes True, False and probabilities. Whatever is no number (NaN) counts as impossible. ``bound`` is
-    the largest log-score there can be; without it rejection sampling is not possible.
+    it is. ``auto`` takes True, False and probabilities. NaN counts as impossible. ``bound`` is
+    the largest possible log-score; without it rejection sampling is not possible.
 
     >>> short = Predicate(lambda text: len(text) < 80, name="short")
     >>> (~short).name
@@ -42,8 +42,8 @@ class Predicate:
         if self.kind not in get_args(Kind):
             raise SamplingError(f"kind = {self.kind!r} is unknown; {did_you_mean(str(self.kind), get_args(Kind))}")
         if not self.name:
-            own = getattr(self.function, "__name__", type(self.function).__name__)
-            object.__setattr__(self, "name", "predicate" if own == "<lambda>" else own)
+            function_name = getattr(self.function, "__name__", type(self.function).__name__)
+            object.__setattr__(self, "name", "predicate" if function_name == "<lambda>" else function_name)
         if math.isnan(self.bound):
             object.__setattr__(self, "bound", math.inf if self.kind == "log_score" else 0.0)
 
@@ -88,24 +88,24 @@ class Predicate:
         return math.log(value) if value > 0 else -math.inf
 
     def _answer(self, text: str) -> float:
-        """What the function says: a probability, or a log-score, or NaN."""
+        """The function's value for the text: a probability, a log-score or NaN."""
         try:
-            found = self.function(text)
-            if hasattr(found, "item"):
-                found = found.item()  # a number of numpy's or torch's
+            answer = self.function(text)
+            if hasattr(answer, "item"):
+                answer = answer.item()  # a number of numpy's or torch's
         except Exception as error:  # it is the user's function, and the user must hear which text it stumbled over
             raise SamplingError(
                 f"the control {self.name} failed on the text {text!r}: {type(error).__name__}: {error}; "
                 "make the function answer for every text"
             ) from error
-        if not isinstance(found, (bool, numbers.Real)):
+        if not isinstance(answer, (bool, numbers.Real)):
             raise SamplingError(
-                f"the control {self.name} gave {found!r} for the text {text!r}; return True, False or a number"
+                f"the control {self.name} gave {answer!r} for the text {text!r}; return True, False or a number"
             )
-        value = float(found)
+        value = float(answer)
         if self.kind == "log_score":
-            if isinstance(found, bool):
-                return 0.0 if found else -math.inf
+            if isinstance(answer, bool):
+                return 0.0 if answer else -math.inf
             if value > self.bound:
                 raise SamplingError(
                     f"the control {self.name} gave {value} for the text {text!r}, above its bound of {self.bound}; "

@@ -1,4 +1,4 @@
-"""Any Hugging Face sequence classifier as a control, on the decoded text: it need not share a tokenizer, nor steers."""
+"""Any Hugging Face sequence classifier as a control, on the decoded text: any tokenizer will do; it does not steer."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ AT_A_TIME = 64
 class TextClassifier:
     """log p(label | text) of a sequence classifier. It has no gradient at the language model's embeddings."""
 
-    def __init__(self, model: Any, tokenizer: Any, label: str | int, what: str) -> None:
-        labels: dict[int, str] = {int(place): name for place, name in model.config.id2label.items()}
-        places = {name: place for place, name in labels.items()} | {str(place): place for place in labels}
-        if str(label) not in places:
-            raise SamplingError(f"the classifier {what} has no label {label!r}; {did_you_mean(str(label), places)}")
+    def __init__(self, model: Any, tokenizer: Any, label: str | int, title: str) -> None:
+        labels: dict[int, str] = {int(index): name for index, name in model.config.id2label.items()}
+        index_of = {name: index for index, name in labels.items()} | {str(index): index for index in labels}
+        if str(label) not in index_of:
+            raise SamplingError(f"the classifier {title} has no label {label!r}; {did_you_mean(str(label), index_of)}")
         if len(labels) < 2:
-            raise SamplingError(f"{what} gives one number and no classes; choose a model with two labels or more")
+            raise SamplingError(f"{title} gives one number and no classes; choose a model with two labels or more")
         if model.config.pad_token_id is None:
-            model.config.pad_token_id = -1  # some models ask for one, though nothing is ever padded here
+            model.config.pad_token_id = -1  # some models ask for one, though nothing is ever padded
         self.model, self.tokenizer = model.eval().requires_grad_(False), tokenizer
-        self._place = places[str(label)]
-        self.label = labels[self._place]
-        self.name = f"{what}={self.label}"
+        self._label_index = index_of[str(label)]
+        self.label = labels[self._label_index]
+        self.name = f"{title}={self.label}"
 
     @classmethod
     def load(cls, name: str | Path, label: str | int, device: str = "cpu") -> Self:
@@ -42,32 +42,32 @@ class TextClassifier:
         try:
             tokenizer = AutoTokenizer.from_pretrained(str(name), trust_remote_code=False)
             model: Any
-            model, found = AutoModelForSequenceClassification.from_pretrained(
+            model, loading_info = AutoModelForSequenceClassification.from_pretrained(
                 str(name), trust_remote_code=False, use_safetensors=True, output_loading_info=True
             )
         except Exception as error:  # the libraries below raise many kinds; each means that this model cannot be had
-            said = " ".join(str(error).split())[:200]
+            message = " ".join(str(error).split())[:200]
             raise SamplingError(
-                f"the text classifier {str(name)!r} cannot be loaded ({type(error).__name__}: {said}); "
+                f"the text classifier {str(name)!r} cannot be loaded ({type(error).__name__}: {message}); "
                 "check the folder, or the hub name and the connection"
             ) from error
-        check_complete(f"the text classifier {str(name)!r}", found)
+        check_complete(f"the text classifier {str(name)!r}", loading_info)
         return cls(model.to(usable_device(device)), tokenizer, label, Path(name).name)
 
     @torch.no_grad()
     def log_prob(self, tokens: Int[Tensor, "chain n"], texts: list[str]) -> Float[Tensor, " chain"]:
-        """Texts of as many tokens go together, so that nothing is padded and no text's score depends on the others."""
+        """Texts of the same length go together, so that nothing is padded and no text's score depends on the others."""
         rows: list[list[int]] = self.tokenizer(texts, truncation=True)["input_ids"]
-        found = torch.empty(len(texts), dtype=torch.float64)
+        log_prob = torch.empty(len(texts), dtype=torch.float64)
         for length in sorted({len(row) for row in rows}):
-            places = [place for place, row in enumerate(rows) if len(row) == length]
-            for i in range(0, len(places), AT_A_TIME):
-                some = places[i : i + AT_A_TIME]
-                found[some] = in_blocks(self._of, torch.tensor([rows[place] for place in some])).cpu()
-        return found.to(tokens.device)
+            positions = [position for position, row in enumerate(rows) if len(row) == length]
+            for i in range(0, len(positions), AT_A_TIME):
+                batch = positions[i : i + AT_A_TIME]
+                log_prob[batch] = in_blocks(self._score, torch.tensor([rows[position] for position in batch])).cpu()
+        return log_prob.to(tokens.device)
 
-    def _of(self, ids: Int[Tensor, "text place"]) -> Float[Tensor, " text"]:
+    def _score(self, ids: Int[Tensor, "text position"]) -> Float[Tensor, " text"]:
         ids = ids.to(self.model.device)
         logits: Tensor = self.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.double()
-        several = self.model.config.problem_type == "multi_label_classification"
-        return (torch.nn.functional.logsigmoid(logits) if several else logits.log_softmax(-1))[:, self._place]
+        multi_label = self.model.config.problem_type == "multi_label_classification"
+        return (torch.nn.functional.logsigmoid(logits) if multi_label else logits.log_softmax(-1))[:, self._label_index]

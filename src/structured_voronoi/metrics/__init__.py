@@ -1,1 +1,1 @@
-"""Arrays in, numbers out."""
+"""Metrics: functions from arrays to numbers."""

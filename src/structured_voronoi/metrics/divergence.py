@@ -31,7 +31,7 @@ def jensen_shannon(counts: Int[ndarray, "*batch state"], truth: Float[ndarray, "
 
 
 class Fit(NamedTuple):
-    """An empirical distribution beside independent draws of the same number."""
+    """How an empirical distribution compares with as many independent draws."""
 
     tv: float
     floor: float

@@ -29,9 +29,9 @@ def bootstrap_quantiles(
     """(quantile, low, high) for each level, with 95 % bootstrap intervals."""
     source = np.random.default_rng(seed)
     draws = np.quantile(source.choice(values, size=(sets, len(values))), levels, axis=-1)
-    found = np.quantile(values, levels)
+    quantiles = np.quantile(values, levels)
     low, high = np.quantile(draws, 0.025, axis=-1), np.quantile(draws, 0.975, axis=-1)
-    return [(float(q), float(a), float(b)) for q, a, b in zip(found, low, high, strict=True)]
+    return [(float(q), float(a), float(b)) for q, a, b in zip(quantiles, low, high, strict=True)]
 
 
 def distinct(token_lists: Sequence[Sequence[int]], n: int) -> float:
@@ -56,21 +56,22 @@ def wilson(successes: int, total: int, level: float = 0.95) -> Interval:
 
 def bootstrap_mean(values: Float[ndarray, " x"], seed: int = 0, sets: int = 2000) -> Interval:
     """The mean with its 95 % percentile bootstrap interval."""
-    return _interval(float(values.mean()), _bootstrap(values, np.random.default_rng(seed), sets))
+    return _percentile_interval(float(values.mean()), _bootstrap_means(values, np.random.default_rng(seed), sets))
 
 
 def bootstrap_ratio(a: Float[ndarray, " x"], b: Float[ndarray, " y"], seed: int = 0, sets: int = 2000) -> Interval:
     """mean(a) / mean(b) of two independent samples with its 95 % percentile bootstrap interval."""
     source = np.random.default_rng(seed)
-    return _interval(float(a.mean() / b.mean()), _bootstrap(a, source, sets) / _bootstrap(b, source, sets))
+    ratios = _bootstrap_means(a, source, sets) / _bootstrap_means(b, source, sets)
+    return _percentile_interval(float(a.mean() / b.mean()), ratios)
 
 
-def _bootstrap(values: ndarray, source: np.random.Generator, sets: int) -> ndarray:
+def _bootstrap_means(values: ndarray, source: np.random.Generator, sets: int) -> ndarray:
     """The means of sets drawn from the values, with replacement."""
     means: ndarray = source.choice(values, size=(sets, len(values))).mean(-1)
     return means
 
 
-def _interval(found: float, draws: ndarray) -> Interval:
+def _percentile_interval(estimate: float, draws: ndarray) -> Interval:
     low, high = np.quantile(draws, (0.025, 0.975))
-    return Interval(found, float(low), float(high))
+    return Interval(estimate, float(low), float(high))

@@ -1,1 +1,1 @@
-"""What is sampled."""
+"""Targets: the distributions that are sampled."""

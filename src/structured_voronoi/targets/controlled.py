@@ -16,7 +16,7 @@ from structured_voronoi.streams import widened
 from structured_voronoi.targets.language_model import LanguageModel
 
 PENALTY = -4.0
-"""What an impossible text costs while a start is looked for."""
+"""The lowest score of a control while a start is searched for."""
 
 Steering = Callable[[Tensor, list[str]], tuple[Tensor, Tensor]]
 
@@ -47,9 +47,9 @@ class Controlled:
         if not controls:
             raise SamplingError("no control was given; sample the language model itself, or add a control")
         self.model = model
-        self._weighted = [_weighted(control, weight, model) for control, weight in controls.items()]
-        self.controls: dict[Control, float] = {one.control: one.weight for one in self._weighted}
-        names = [one.control.name for one in self._weighted]
+        self._weighted = [_bind_control(control, weight, model) for control, weight in controls.items()]
+        self.controls: dict[Control, float] = {weighted.control: weighted.weight for weighted in self._weighted}
+        names = [weighted.control.name for weighted in self._weighted]
         repeated = {name for name in names if names.count(name) > 1}
         if repeated:
             raise SamplingError(f"two controls are called {repeated.pop()!r}; leave one out, or give it another name")
@@ -61,25 +61,25 @@ class Controlled:
         return self.model.log_prob(tokens) + self._weighted_scores(tokens)
 
     def redraw(self, tokens: Int[Tensor, "chain n"], start: int, stop: int, choose: Choose) -> Redrawn:
-        """As the language model does; the controls are part of the rest."""
+        """The language model's redraw; the controls count as part of ``log_rest``."""
         redrawn = self.model.redraw(tokens, start, stop, choose)
         return redrawn._replace(log_rest=redrawn.log_rest + self._weighted_scores(redrawn.tokens))
 
     def log_prob_and_guide(self, tokens: Int[Tensor, "chain n"]) -> tuple[Tensor, Tensor]:
-        return self._steered(tokens, self.model.log_prob_and_guide, [one.guide for one in self._weighted])
+        return self._steer(tokens, self.model.log_prob_and_guide, [weighted.guide for weighted in self._weighted])
 
     def log_prob_and_grad(self, tokens: Int[Tensor, "chain n"]) -> tuple[Tensor, Tensor]:
-        return self._steered(tokens, self.model.log_prob_and_grad, [one.gradient for one in self._weighted])
+        return self._steer(tokens, self.model.log_prob_and_grad, [weighted.gradient for weighted in self._weighted])
 
     def relaxed_target(self) -> Self:
-        """The same with scores that are never lower than a penalty: a way to texts that satisfy hard constraints."""
+        """The same target with scores of at least PENALTY, along which texts that meet hard constraints are found."""
         relaxed = copy.copy(self)
         relaxed._lowest_score = PENALTY
         return relaxed
 
     @property
     def log_bound(self) -> float:
-        """What log p(m) never exceeds the language model's by; an error that names a control without a bound."""
+        """An upper bound of log p(m) minus the language model's; an error names a control that has no bound."""
         total = 0.0
         for control, weight, bound, *_ in self._weighted:
             if weight and not math.isfinite(bound):
@@ -93,10 +93,10 @@ class Controlled:
     def why_above_bound(self, tokens: Int[Tensor, "chain n"]) -> str:
         """Which control gives one of these texts a score above its bound."""
         scores = self.control_log_probs(tokens)
-        for one in self._weighted:
-            highest = float(scores[one.control].max())
-            if highest > one.bound + BOUND_TOLERANCE:
-                return f"control {one.control.name!r} scored {highest:.6g}, above its bound of {one.bound:.6g}"
+        for control, _, bound, *_ in self._weighted:
+            highest = float(scores[control].max())
+            if highest > bound + BOUND_TOLERANCE:
+                return f"control {control.name!r} scored {highest:.6g}, above its bound of {bound:.6g}"
         return ""
 
     def why_impossible(self, tokens: Int[Tensor, "chain n"]) -> str:
@@ -111,7 +111,7 @@ class Controlled:
         return {control: control.log_prob(tokens, texts) for control in self.controls}
 
     def texts(self, tokens: Int[Tensor, "chain n"]) -> list[str]:
-        """What the controls read: the drawn tokens alone, decoded."""
+        """The decoded texts that the controls read: the drawn tokens alone, without prompt and suffix."""
         return [self.decode(row) for row in tokens]
 
     def _weighted_scores(self, tokens: Tensor) -> Float[Tensor, " chain"]:
@@ -120,11 +120,11 @@ class Controlled:
         total = widened(self.embeddings.new_zeros(len(tokens)))
         for control, weight, *_ in self._weighted:
             if weight:  # 0 · (-inf) is no number
-                scores = _one_score_each(control, control.log_prob(tokens, texts), total)
+                scores = _check_scores(control, control.log_prob(tokens, texts), total)
                 total = total + weight * scores.clamp(min=self._lowest_score)
         return total
 
-    def _steered(
+    def _steer(
         self, tokens: Tensor, steer_model: Callable[[Tensor], tuple[Tensor, Tensor]], steering: list[Steering | None]
     ) -> tuple[Tensor, Tensor]:
         total, field = steer_model(tokens)
@@ -137,11 +137,11 @@ class Controlled:
             else:
                 scores, slope = steer(tokens, texts)
                 field = field + weight * slope.to(field)
-            total = total + weight * _one_score_each(control, scores, total)
+            total = total + weight * _check_scores(control, scores, total)
         return total, field
 
 
-def _weighted(control: Control, weight: object, model: LanguageModel) -> _Weighted:
+def _bind_control(control: Control, weight: object, model: LanguageModel) -> _Weighted:
     if not isinstance(control, Control):
         raise SamplingError(
             f"{control!r} is not a control: it needs a `name` and `log_prob(tokens, texts)`; "
@@ -161,12 +161,12 @@ def _weighted(control: Control, weight: object, model: LanguageModel) -> _Weight
     )
 
 
-def _one_score_each(control: Control, scores: object, like: Float[Tensor, " chain"]) -> Float[Tensor, " chain"]:
-    """One number for each text, or an error that names the control."""
+def _check_scores(control: Control, scores: object, like: Float[Tensor, " chain"]) -> Float[Tensor, " chain"]:
+    """The scores, one for each text, in the type of ``like``; an error names a control that gives anything else."""
     if not isinstance(scores, Tensor) or scores.shape != like.shape:
-        found = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+        received = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
         raise SamplingError(
-            f"the control {control.name} scores {len(like)} texts with {found}; "
+            f"the control {control.name} scores {len(like)} texts with {received}; "
             f"it must return a tensor of shape {tuple(like.shape)}"
         )
     return scores.to(like)

@@ -23,7 +23,7 @@ class LanguageModel:
     Tokens that are not allowed have logits of -inf at every sampled position, so that without suffix and ``ends`` this
     is a normalised autoregressive model, and ancestral sampling is its truth. The suffix and the end are scored by the
     unmasked model. The geometry is the output table; with tied embeddings that is the input table too. Logits of the
-    whole vocabulary are held for as many places at a time as ``memory`` bytes have room for.
+    whole vocabulary are held for as many positions at a time as fit into ``memory`` bytes.
     """
 
     masks_itself = True
@@ -43,10 +43,10 @@ class LanguageModel:
         self.length, self.ends, self.prompt, self.suffix = length, ends, prompt, suffix
         self.device = model.device
         self.embeddings: Float[Tensor, "token d"] = model.get_output_embeddings().weight.detach()
-        self.allowed, self.excluded = self._mask(allowed)
+        self.allowed, self.excluded = self._make_mask(allowed)
         self._fitted: Tensor | None = None
-        self._before = self._context(prompt)
-        after = self._following(suffix) if suffix else []
+        self._before = self._encode_prompt(prompt)
+        after = self._encode_suffix(suffix) if suffix else []
         if ends:
             if tokenizer.eos_token_id is None:
                 raise SamplingError("ends=True needs an end-of-text token and this tokenizer has none; leave it out")
@@ -154,8 +154,8 @@ class LanguageModel:
         ids = torch.cat([ids, following[:, :-1]], dim=-1)
         hidden = self.model.base_model(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
         count = self.length - stop
-        log_probs.append(self._picked(hidden[:, :count], tokens[:, stop:]))
-        rest = self._picked(hidden[:, count:], after, masked=False).sum(-1)
+        log_probs.append(self._gather_log_probs(hidden[:, :count], tokens[:, stop:]))
+        rest = self._gather_log_probs(hidden[:, count:], after, masked=False).sum(-1)
         return Redrawn(tokens, torch.cat(log_probs, dim=-1), rest)
 
     def _ids(self, tokens: Tensor) -> Tensor:
@@ -163,7 +163,7 @@ class LanguageModel:
         return torch.cat([self._before.expand(rows, -1), tokens, self._after.expand(rows, -1)], dim=-1)
 
     def _predicting(self, hidden: Tensor) -> Tensor:
-        """The hidden states from which the tokens are predicted: each one place before its token."""
+        """The hidden states from which the tokens are predicted: each one position before its token."""
         start = len(self._before) - 1
         return hidden[:, start : start + self.length]
 
@@ -176,13 +176,13 @@ class LanguageModel:
         """log p of each token, and of all that stands on the right."""
         if hidden is None:
             hidden = hidden_states(self.model, self._ids(tokens))
-        scored = self._picked(self._predicting(hidden), tokens)
+        scored = self._gather_log_probs(self._predicting(hidden), tokens)
         if not len(self._after):
             return scored, torch.zeros_like(scored[:, 0])
         after = self._after.expand(len(tokens), -1)
-        return scored, self._picked(self._predicting_after(hidden), after, masked=False).sum(-1)
+        return scored, self._gather_log_probs(self._predicting_after(hidden), after, masked=False).sum(-1)
 
-    def _picked(self, hidden: Tensor, ids: Tensor, masked: bool = True) -> Float[Tensor, "chain place"]:
+    def _gather_log_probs(self, hidden: Tensor, ids: Tensor, masked: bool = True) -> Float[Tensor, "chain position"]:
         """log p of these tokens, from the hidden states that predict them, some rows of logits at a time."""
         rows, chosen = hidden.flatten(0, 1), ids.flatten()[:, None]
         size = block_rows(3 * 4 * len(self.embeddings), self.memory)
@@ -192,7 +192,7 @@ class LanguageModel:
         ]
         return torch.cat(parts).view(ids.shape)
 
-    def _slope(self, tokens: Tensor, hidden: Tensor) -> Float[Tensor, "chain place d"]:
+    def _slope(self, tokens: Tensor, hidden: Tensor) -> Float[Tensor, "chain position d"]:
         """The gradient of log p(m) at the last hidden states: v_w - Σ_j p_j v_j where each token w is predicted."""
         slope, table = torch.zeros_like(hidden), self.embeddings.to(working_dtype(self.embeddings))
         size = block_rows(3 * 4 * len(self.embeddings), self.memory)
@@ -208,7 +208,7 @@ class LanguageModel:
             select(slope)[:] += torch.cat(parts).view(*ids.shape, -1).to(slope)
         return slope
 
-    def _log_probs(self, hidden: Float[Tensor, "*place d"], masked: bool = True) -> Float[Tensor, "*place token"]:
+    def _log_probs(self, hidden: Float[Tensor, "*position d"], masked: bool = True) -> Float[Tensor, "*position token"]:
         """log p of every token where these hidden states are the last."""
         logits = head(self.model, hidden)
         if masked:
@@ -222,10 +222,10 @@ class LanguageModel:
 
     @property
     def _graph_bytes(self) -> int:
-        """Roughly what the backward pass of one row keeps: some twenty numbers a layer, place and dimension."""
+        """Roughly what the backward pass of one row keeps: some twenty numbers a layer, position and dimension."""
         config = self.model.config
-        places = len(self._before) + self.length + len(self._after)
-        return int(20 * config.num_hidden_layers * config.hidden_size * places * self.embeddings.element_size())
+        positions = len(self._before) + self.length + len(self._after)
+        return int(20 * config.num_hidden_layers * config.hidden_size * positions * self.embeddings.element_size())
 
     @property
     def input_map(self) -> Float[Tensor, "d d"] | None:
@@ -237,7 +237,7 @@ class LanguageModel:
             self._fitted = torch.linalg.lstsq(table_out.float(), table_in.float()).solution.to(table_in)
         return self._fitted
 
-    def _mask(self, allowed: list[int] | None) -> tuple[Bool[Tensor, " token"], dict[str, int]]:
+    def _make_mask(self, allowed: list[int] | None) -> tuple[Bool[Tensor, " token"], dict[str, int]]:
         """Which tokens may be sampled, and how many are left out for which reason."""
         size = len(self.embeddings)
         mask = torch.ones(size, dtype=torch.bool, device=self.device)
@@ -248,7 +248,7 @@ class LanguageModel:
             mask[:] = False
             mask[torch.tensor(allowed, dtype=torch.int64)] = True
             return mask, {"not asked for": size - int(mask.sum())}
-        added = {place for place, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        added = {token for token, entry in self.tokenizer.added_tokens_decoder.items() if entry.special}
         mask[[token for token in added | set(self.tokenizer.all_special_ids) if token < size]] = False
         special = size - int(mask.sum())
         used = torch.zeros_like(mask)
@@ -259,14 +259,14 @@ class LanguageModel:
         mask &= ~damaged
         _, inverse = torch.unique(self.embeddings, dim=0, return_inverse=True)
         first = torch.full((int(inverse.max()) + 1,), size, device=self.device)
-        places = torch.arange(size, device=self.device)
-        first = first.scatter_reduce(0, inverse[mask], places[mask], "amin")
-        repeated = mask & (first[inverse] != places)
+        indices = torch.arange(size, device=self.device)
+        first = first.scatter_reduce(0, inverse[mask], indices[mask], "amin")
+        repeated = mask & (first[inverse] != indices)
         mask &= ~repeated
         counts = {"special": special, "unused": unused, "with the embedding of another": int(repeated.sum())}
         return mask, counts | {"without finite embeddings": int(damaged.sum())}
 
-    def _context(self, prompt: str) -> Int[Tensor, " place"]:
+    def _encode_prompt(self, prompt: str) -> Int[Tensor, " position"]:
         ids = self.tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"] if prompt else []
         first = self.tokenizer.bos_token_id
         if first is None and not ids:
@@ -277,12 +277,12 @@ class LanguageModel:
             raise SamplingError("this tokenizer has no token to begin a text with; give a prompt")
         return torch.tensor(ids, dtype=torch.int64, device=self.device)
 
-    def _following(self, suffix: str) -> list[int]:
-        """The tokens of a text that stands after another: some tokenizers put a space before the first word of all."""
+    def _encode_suffix(self, suffix: str) -> list[int]:
+        """The tokens of a text that follows another: some tokenizers put a space before the first word of a text."""
         before, both = (self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (".", "." + suffix))
         if both[: len(before)] == before:
-            found: list[int] = both[len(before) :]
-            return found
+            following: list[int] = both[len(before) :]
+            return following
         alone: list[int] = self.tokenizer(suffix, add_special_tokens=False)["input_ids"]
         return alone
 

@@ -93,9 +93,9 @@ class AutoregressiveTable(TabularTarget):
 
     def conditionals(self, tokens: Int[Tensor, "chain n"], start: int) -> Float[Tensor, "chain rest token"]:
         """log p(· | tokens before) at every position from ``start``, by summing the table over what follows."""
-        found = []
+        log_probs = []
         for n in range(start, self.length):
             after = tuple(range(n + 1, self.length))
             marginal = self.model.logsumexp(after) if after else self.model
-            found.append(marginal[tokens[:, :n].unbind(-1)].expand(len(tokens), -1).log_softmax(-1))
-        return torch.stack(found, dim=1)
+            log_probs.append(marginal[tokens[:, :n].unbind(-1)].expand(len(tokens), -1).log_softmax(-1))
+        return torch.stack(log_probs, dim=1)
