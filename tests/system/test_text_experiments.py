@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from structured_voronoi.experiments import (
-    combined,
-    control_cells,
-    control_runs,
-    control_task,
-    control_truth,
-    efficiency,
-    lm,
-    mixing,
-    sentiment,
-    text_models,
-    topic,
-    truth,
-)
+from structured_voronoi.experiments.control import combined, sentiment, topic
+from structured_voronoi.experiments.control.methods import ComparisonSettings
+from structured_voronoi.experiments.control.task import ClassifierRecipes
+from structured_voronoi.experiments.exactness import truth
+from structured_voronoi.experiments.text import efficiency, lm, mixing
+from structured_voronoi.experiments.text.models import TextSettings
 from structured_voronoi.models.classifiers import ClassifierRecipe
 from structured_voronoi.models.prefix_classifier import PrefixRecipe
 from structured_voronoi.models.restaurants import descriptions
@@ -32,36 +25,19 @@ from structured_voronoi.samplers.svs import SVS
 
 METHODS = ("ancestral", "fudge", "mucola", "svs-paper", "svs+refresh", "pncg", "rejection")
 SPLITS = (("trainset", 1, 200), ("devset", 2, 30), ("testset_w_refs", 3, 60))
-TINY = Recipe(vocabulary=300, width=32, layers=1, heads=2, context=64, batch=16)
+TEXT = TextSettings(
+    length=10, recipe=Recipe(vocabulary=300, width=32, layers=1, heads=2, context=64, batch=16, epochs=1.0)
+)
+CLASSIFIERS = ClassifierRecipes(
+    guide=ClassifierRecipe(hidden=8, epochs=1.0),
+    probe=ClassifierRecipe(kind="probe", hidden=4, epochs=0.2),
+    prefix=PrefixRecipe(embedding=8, hidden=8, epochs=0.5),
+)
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything in this process, with few steps and few texts."""
-
-    def in_turn(work: Any, tasks: Any, what: str, progress: bool) -> list[Any]:
-        return [work(task) for task in tasks]
-
-    for module in (lm, mixing, efficiency, truth, combined, control_runs, control_truth):
-        monkeypatch.setattr(module, "side_by_side", in_turn)
-    for module, name, value in (
-        (lm, "ANCESTRAL", 20), (lm, "BURN_IN", {"ancestral": 1, "svs+refresh": 1}), (lm, "FROM_RANDOM", {"mucola": 1}),
-        (mixing, "ANCESTRAL", 20), (mixing, "ALONE_STEPS", 2), (mixing, "MOST_STEPS", 2), (mixing, "RANDOM_CHAINS", 2),
-        (mixing, "RANDOM_COST", 3), (efficiency, "BUDGET", 3), (efficiency, "DIMENSIONS", (8,)),
-        (efficiency, "GRID", {"svs": [SVS(0.3, dimensions=8)], "refresh": [Refresh()]}), (truth, "STEPS", 1),
-        (truth, "SAMPLERS", {"refresh": truth.BLOCKS}), (truth, "UNDER_CONTROL", {"refresh": truth.BLOCKS}),
-        (combined, "STEPS", dict.fromkeys(combined.CASES, 2)), (combined, "BASE_TEXTS", 20),
-        (control_runs, "GRID_SECONDS", 0.0),
-        (control_runs, "WEIGHTS", (0.1,)), (control_runs, "METHODS", METHODS),
-        (control_runs, "SECONDS", 0.0), (control_runs, "GRID_TEXTS", 2),
-        (topic, "TEXTS", 2), (topic, "WEIGHT", 0.1), (topic, "STRONG", 0.2),
-        (control_truth, "STEPS", 1), (topic, "FOODS", ("Italian", "French")), (topic, "GRID_TARGETS", ("Italian",)),
-        (text_models, "RECIPE", TINY),
-        (control_task, "LIGHT", ClassifierRecipe(hidden=8, epochs=1.0)),
-        (control_task, "PROBE", ClassifierRecipe(kind="probe", hidden=4, epochs=0.2)),
-        (control_task, "PREFIX", PrefixRecipe(embedding=8, hidden=8, epochs=0.5)),
-    ):  # fmt: skip
-        monkeypatch.setattr(module, name, value)
+def compare(*methods: str) -> ComparisonSettings:
+    """One step of every method at few settings."""
+    return ComparisonSettings(methods, seconds=0.0, grid_seconds=0.0, grid_texts=2, weights=(0.1,))
 
 
 @pytest.fixture(scope="module")
@@ -78,71 +54,141 @@ def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def read(folder: Path, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-    return found
+@pytest.fixture
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where what is trained and drawn is kept."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder / "structured-voronoi"
 
 
-def test_lm_on_the_bundled_model_and_on_data(tmp_path: Path, reviews: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def read_report(folder: Path, name: str) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    return report
+
+
+def test_lm_on_the_bundled_model_and_on_data(tmp_path: Path, reviews: Path, cache: Path) -> None:
     for data, stem in ((None, "lm"), (str(reviews), f"lm_{reviews.name}")):
-        files = lm.run(tmp_path, runs=4, progress=False, data=data)
+        settings = lm.Settings(
+            runs=4,
+            data=data,
+            progress=False,
+            workers=1,
+            text=TEXT,
+            ancestral_texts=20,
+            steps={"svs+refresh": 1},
+            steps_from_random={"mucola": 1},
+        )
+        files = lm.run(settings, tmp_path)
         assert {file.name for file in files} == {f"{stem}.json", f"{stem}.md", f"{stem}.png"}
-        rows = read(tmp_path, stem)["rows"]
-        assert {row["sampler"]: len(row["perplexity"]) for row in rows} == {
-            "ancestral": 20,
-            "svs+refresh": 4,
-            "mucola": 4,
-        }
-    assert len(list((tmp_path / "cache" / "structured-voronoi").glob("lm-*"))) == 1
+        rows = read_report(tmp_path, stem)["rows"]
+        counts = {row["sampler"]: len(row["perplexity"]) for row in rows}
+        assert counts == {"ancestral": 20, "svs+refresh": 4, "mucola": 4}
+    assert len(list(cache.glob("lm-*"))) == 1
 
 
-def test_mixing_and_efficiency(tmp_path: Path) -> None:
-    mixing.run(tmp_path, runs=4, progress=False)
-    assert set(read(tmp_path, "mixing")["random"]) == set(mixing.PARTS[2:])
-    efficiency.run(tmp_path, runs=4, progress=False)
-    found = read(tmp_path, "efficiency")
-    assert set(found["best"]) == {"svs", "refresh"}
-    assert all(row["cost"] >= 3 for row in found["rows"])
+def test_mixing(tmp_path: Path) -> None:
+    settings = mixing.Settings(
+        runs=4,
+        progress=False,
+        workers=1,
+        text=TEXT,
+        ancestral_texts=20,
+        most_steps=2,
+        alone_steps=2,
+        random_chains=2,
+        random_cost=3,
+    )
+    mixing.run(settings, tmp_path)
+    assert set(read_report(tmp_path, "mixing")["random"]) == set(mixing.FROM_RANDOM)
+
+
+def test_efficiency(tmp_path: Path) -> None:
+    settings = efficiency.Settings(
+        runs=4,
+        progress=False,
+        workers=1,
+        text=TEXT,
+        budget=3,
+        svs_grid=[SVS(0.3, dimensions=8)],
+        other_grids={"refresh": [Refresh()]},
+        dimensions=(8,),
+    )
+    efficiency.run(settings, tmp_path)
+    report = read_report(tmp_path, "efficiency")
+    assert set(report["best"]) == {"svs", "refresh"}
+    assert all(row["cost"] >= 3 for row in report["rows"])
 
 
 def test_truth_covers_plain_and_controlled_targets(tmp_path: Path) -> None:
-    truth.run(tmp_path, runs=1000, progress=False)
-    rows = read(tmp_path, "truth")["rows"]
+    refresh = {"refresh": Refresh(block=2, suffix=False)}
+    settings = truth.Settings(
+        runs=1000,
+        progress=False,
+        workers=1,
+        steps=1,
+        words=(" cheap", " pub", " and", " a"),
+        samplers=refresh,
+        controlled_samplers=refresh,
+    )
+    truth.run(settings, tmp_path)
+    rows = read_report(tmp_path, "truth")["rows"]
     assert {row["control"] for row in rows} == {"none", "classifier", "black box"}
     assert all(row["p"] >= 1e-4 for row in rows)
 
 
 def test_combined_on_the_bundled_model(tmp_path: Path) -> None:
-    combined.run(tmp_path, runs=4, progress=False)
-    assert [row["case"] for row in read(tmp_path, "combined")["rows"]] == list(combined.CASES)
+    settings = combined.Settings(
+        runs=4, progress=False, workers=1, steps=2, regex_steps=2, base_texts=20, words=("The", "a"), places=("is",)
+    )
+    combined.run(settings, tmp_path)
+    assert [row["case"] for row in read_report(tmp_path, "combined")["rows"]] == list(combined.CASES)
 
 
-def test_sentiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(control_runs, "METHODS", ("ancestral", "fudge", "svs+refresh"))
+def test_sentiment(tmp_path: Path, cache: Path) -> None:
     for (_, seed, count), name in zip(SPLITS, ("train", "dev", "test"), strict=True):
-        some = [one for one in descriptions(count, seed) if "family" in one.labels]
-        lines = [f"{one.text}\t{int(one.labels['family'] == 'yes')}" for one in some]
+        labelled = [one for one in descriptions(count, seed) if "family" in one.labels]
+        lines = [f"{one.text}\t{int(one.labels['family'] == 'yes')}" for one in labelled]
         (tmp_path / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *lines]), encoding="utf-8")
-    files = sentiment.run(tmp_path, runs=2, progress=False, data=str(tmp_path))
+    settings = sentiment.Settings(
+        runs=2,
+        data=str(tmp_path),
+        progress=False,
+        workers=1,
+        text=TEXT,
+        classifiers=CLASSIFIERS,
+        comparison=compare("ancestral", "fudge", "svs+refresh"),
+    )
+    files = sentiment.run(settings, tmp_path)
     assert {file.name for file in files} == {f"sentiment{end}" for end in (".json", ".md", ".png", "_axes.png")}
-    assert [row["count"] for row in read(tmp_path, "sentiment")["rows"]] == [2, 2, 2]
+    assert [row["count"] for row in read_report(tmp_path, "sentiment")["rows"]] == [2, 2, 2]
 
 
-def test_topic_goes_on_where_it_was(tmp_path: Path, reviews: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    files = topic.run(tmp_path, runs=2, progress=False, data=str(reviews))
+def test_topic_goes_on_where_it_was(tmp_path: Path, reviews: Path, cache: Path) -> None:
+    settings = topic.Settings(
+        runs=2,
+        data=str(reviews),
+        progress=False,
+        workers=1,
+        text=TEXT,
+        classifiers=CLASSIFIERS,
+        comparison=compare(*METHODS),
+        foods=("Italian", "French"),
+        grid_foods=("Italian",),
+        texts=2,
+        weight=0.1,
+        strong_weight=0.2,
+        steps=1,
+    )
+    files = topic.run(settings, tmp_path)
     assert {file.name for file in files} == {"topic.json", "topic.md", "topic.png", "topic_axes.png"}
-    found = read(tmp_path, "topic")
-    assert {(row["method"], row["target"]) for row in found["rows"]} == {
-        (method, target) for method in control_runs.METHODS for target in ("Italian", "French")
-    }
+    report = read_report(tmp_path, "topic")
+    pairs = {(row["method"], row["target"]) for row in report["rows"]}
+    assert pairs == {(method, food) for method in METHODS for food in ("Italian", "French")}
     assert "0.92, 13.90" in (tmp_path / "topic.md").read_text(encoding="utf-8")  # the paper's SVS
 
-    def nothing_left_to_do(*_: object) -> None:
-        raise AssertionError("a finished cell was drawn again")
-
-    monkeypatch.setattr(control_cells, "_run", nothing_left_to_do)
-    topic.run(tmp_path, runs=2, progress=False, data=str(reviews))
-    assert read(tmp_path, "topic") == found
+    (folder,) = cache.glob("topic-*")
+    shutil.rmtree(folder / "topic")  # without its guide and its judge nothing can be drawn any more
+    shutil.rmtree(folder / "judge")
+    topic.run(settings, tmp_path)
+    assert read_report(tmp_path, "topic") == report

@@ -33,7 +33,7 @@ def write_report(
             pending.append((f"{stem}.png", Path(scratch, f"{stem}.png")))
             figure.savefig(pending[-1][1], dpi=150, bbox_inches="tight")
         for file, text in (
-            (f"{name}.json", json.dumps(_plain(results), indent=1, allow_nan=False)),
+            (f"{name}.json", json.dumps(_without_nan(results), indent=1, allow_nan=False)),
             (f"{name}.md", markdown),
         ):
             pending.append((file, Path(scratch, file)))
@@ -46,7 +46,7 @@ def write_report(
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """A Markdown table; numbers to three significant digits."""
     lines = ["| " + " | ".join(header) + " |", "| " + " | ".join("---" for _ in header) + " |"]
-    lines += ["| " + " | ".join(_shown(cell) for cell in row) + " |" for row in rows]
+    lines += ["| " + " | ".join(_format(value) for value in row) + " |" for row in rows]
     return "\n".join(lines)
 
 
@@ -64,14 +64,14 @@ def new_figure(width: float, height: float, **layout: Any) -> tuple[Figure, Any]
     return figure, axes
 
 
-def _plain(value: Any) -> Any:
-    """Without NaN and infinity, which JSON does not know."""
+def _without_nan(value: Any) -> Any:
+    """With None in place of NaN and infinity, which JSON does not know."""
     if isinstance(value, dict):
-        return {key: _plain(part) for key, part in value.items()}
+        return {key: _without_nan(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(part) for part in value]
+        return [_without_nan(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _shown(cell: Any) -> str:
-    return f"{cell:.3g}" if isinstance(cell, float) else " ".join(str(cell).split()).replace("|", "/")
+def _format(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else " ".join(str(value).split()).replace("|", "/")

@@ -45,14 +45,19 @@ class Settings:
     """The same under the regular expression."""
     base_texts: int = 4000
     """Ancestral ones, for the base rate."""
+    words: tuple[str, str] = ("family", "riverside")
+    """Two of the three controls: a keyword, and a word that a regular expression asks for."""
+    places: tuple[str, ...] = ("pub", "coffee shop")
+    """Of which the other regular expression asks for one."""
 
 
-def controls(case: str, guide: str) -> dict[Control, float]:
+def _make_controls(case: str, guide: str, settings: Settings) -> dict[Control, float]:
     """The controls of a case and their weights; ``guide`` is the classifier of food, by name or folder."""
     if case == ONE_REGEX:
-        return {Predicate.regex(r"(?i)\b(pub|coffee shop)\b"): 1.0}
+        return {Predicate.regex(rf"(?i)\b({'|'.join(settings.places)})\b"): 1.0}
+    keyword, word = settings.words
     food = Classifier.load(guide, "Italian")
-    return {food: 1.5, Predicate.keyword("family"): 1.0, Predicate.regex(r"(?i)\briverside\b"): 1.0}
+    return {food: 1.5, Predicate.keyword(keyword): 1.0, Predicate.regex(rf"(?i)\b{word}\b"): 1.0}
 
 
 def run(settings: Settings, out: Path) -> list[Path]:
@@ -73,7 +78,7 @@ def _draw(task: tuple[str, str], model: str, guide: str, settings: Settings) -> 
     """Energies of the draws, and which of them satisfy every control."""
     case, name = task
     lm = LanguageModel.load(model, length=settings.text.length)
-    target, sampler = Controlled(lm, controls(case, guide)), text_sampler(name)
+    target, sampler = Controlled(lm, _make_controls(case, guide, settings)), text_sampler(name)
     begun = process_time()
     if name == "ancestral":
         chains = start_chains(lm, sampler, settings.base_texts, settings.seed + 1)
@@ -117,8 +122,9 @@ def _markdown(results: dict[str, Any], settings: Settings) -> str:
         f"Model: {results['model']}, N = {settings.text.length}, seed {results['seed']}; {results['runs']} texts of "
         f"each, {settings.steps} and {settings.regex_steps} steps of SVS and Refresh. A text succeeds if every control "
         f"gives it more than ½; the base rate is that of {settings.base_texts:,} ancestral texts. Three controls: food "
-        "= Italian (weight 1.5), the word family, the word riverside. The regular expression asks for a pub or a "
-        "coffee shop. Differences are SVS minus rejection, ± standard error; seconds are of one core."
+        f"= Italian (weight 1.5), the word {settings.words[0]}, the word {settings.words[1]}. The regular expression "
+        f"asks for a {' or a '.join(settings.places)}. Differences are SVS minus rejection, ± standard error; seconds "
+        "are of one core."
     )
     body = [
         [

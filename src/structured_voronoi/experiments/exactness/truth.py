@@ -59,6 +59,7 @@ class Settings:
     progress: bool = True
     workers: int | None = None
     steps: int = 12
+    words: tuple[str, ...] = WORDS
     samplers: dict[str, Sampler] = field(default_factory=_samplers)
     controlled_samplers: dict[str, Sampler] = field(default_factory=_controlled_samplers)
 
@@ -73,15 +74,15 @@ def controls() -> dict[str, Control]:
 
 
 @cache
-def tabulated(control: str = NO_CONTROL) -> AutoregressiveTable:
-    """Scored once by the model and a control, with the target's own guidance; float64 from here on."""
+def tabulated(control: str = NO_CONTROL, words: tuple[str, ...] = WORDS) -> AutoregressiveTable:
+    """All texts of the words, scored once by the model and a control, with its own guidance; float64 from here on."""
     loaded, chosen = LanguageModel.load("bundled", length=LENGTH), controls().get(control)
-    tokens = torch.tensor([loaded.tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in WORDS])
+    tokens = torch.tensor([loaded.tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in words])
     model = LanguageModel(loaded.model, loaded.tokenizer, PROMPT, LENGTH, allowed=tokens.tolist())
-    texts = tokens[torch.cartesian_prod(*[torch.arange(len(WORDS))] * LENGTH)]
+    texts = tokens[torch.cartesian_prod(*[torch.arange(len(words))] * LENGTH)]
     target = model if chosen is None else Controlled(model, {chosen: 1.0})
     log_prob, (total, guide) = model.log_prob(texts).double(), target.log_prob_and_guide(texts)
-    shape = (len(WORDS),) * LENGTH
+    shape = (len(words),) * LENGTH
     return AutoregressiveTable(
         model.embeddings[tokens].double(),
         (log_prob - log_prob.logsumexp(0)).view(shape),
@@ -94,23 +95,25 @@ def run(settings: Settings, out: Path) -> list[Path]:
     """Every sampler on the model alone and under each control."""
     tasks = [(NO_CONTROL, sampler) for sampler in settings.samplers.items()]
     tasks += [(control, sampler) for control in controls() for sampler in settings.controlled_samplers.items()]
-    work = partial(_check, runs=settings.runs, steps=settings.steps, seed=settings.seed)
+    work = partial(_check, settings=settings)
     rows = side_by_side(work, tasks, "truth", settings.progress, settings.workers)
     results: dict[str, Any] = {"runs": settings.runs, "seed": settings.seed, "steps": settings.steps}
-    results |= {"prompt": PROMPT, "words": WORDS, "rows": rows}
+    results |= {"prompt": PROMPT, "words": settings.words, "rows": rows}
     return write_report(out, "truth", results, _markdown(results), {})
 
 
-def _check(task: tuple[str, tuple[str, Sampler]], runs: int, steps: int, seed: int) -> dict[str, Any]:
+def _check(task: tuple[str, tuple[str, Sampler]], settings: Settings) -> dict[str, Any]:
     control, (name, sampler) = task
-    result = stationarity(sampler, tabulated(control), runs, 1 if is_independent(sampler) else steps, seed)
+    target, steps = tabulated(control, settings.words), 1 if is_independent(sampler) else settings.steps
+    result = stationarity(sampler, target, settings.runs, steps, settings.seed)
     row = {"control": control, "sampler": name, "moved": result.moved}
     return row | {"p": result.p_value, "tv": result.tv, "z": result.z}
 
 
 def _markdown(results: dict[str, Any]) -> str:
+    words = results["words"]
     intro = (
-        f"All {len(WORDS)}^{LENGTH} texts of the tokens {', '.join(map(repr, WORDS))} after “{PROMPT}”, by the bundled "
+        f"All {len(words)}^{LENGTH} texts of the tokens {', '.join(map(repr, words))} after “{PROMPT}”, by the bundled "
         f"model; {results['runs']:,} chains started at the truth, {results['steps']} steps, seed {results['seed']}. "
         "z is (TV − mean)/sd against 200 sets of as many independent draws; p is of the chi-square test, states pooled "
         "to expected counts of at least 5."

@@ -23,15 +23,15 @@ def trajectory_picture(duration: float = 16.0, seed: int = 2) -> Figure:
     times = torch.linspace(0, duration, 2000, dtype=torch.float64)
     path = trajectory(target, times, seed)
     cells = cells_of(target.embeddings)
-    here = cells.nearest(path[:, None])[:, 0]
+    visited = cells.nearest(path[:, None])[:, 0]
     figure, axis = new_figure(4.6, 4.6)
     for (x, y), probability in zip(target.embeddings.tolist(), target.probabilities().tolist(), strict=True):
         corner = (min(0.0, 2 * x), min(0.0, 2 * y))
-        axis.add_patch(_patch(corner, probability))
+        axis.add_make_square(_make_square(corner, probability))
         axis.annotate(f"{probability:g}", (1.72 * x, 1.72 * y), ha="center", va="center", fontsize=13, color="#333333")
         axis.plot(x, y, "o", color="#333333", markersize=4)
     axis.plot(*path.T.tolist(), color=COLOURS["vs"], linewidth=1.4)
-    changes = (here[1:] != here[:-1]).nonzero().squeeze(-1)
+    changes = (visited[1:] != visited[:-1]).nonzero().squeeze(-1)
     axis.plot(
         *path[changes].T.tolist(), "o", color="white", markeredgecolor=COLOURS["vs"], markersize=6, label="refraction"
     )
@@ -70,7 +70,8 @@ def _turning_points(path: torch.Tensor) -> torch.Tensor:
     return (velocity[1:] != velocity[:-1]).any(-1).nonzero().squeeze(-1) + 1
 
 
-def _patch(corner: tuple[float, float], probability: float) -> Any:
+def _make_square(corner: tuple[float, float], probability: float) -> Any:
+    """A cell, the darker the more probable."""
     from matplotlib.patches import Rectangle
 
     return Rectangle(
