@@ -14,14 +14,14 @@ import transformers
 
 import structured_voronoi as sv
 from exact.test_language_models import language_model, some_tokens
+from structured_voronoi.controls import BUNDLED_CONTROLS, bundled_controls
 from structured_voronoi.controls.parsing import parse_control
 from structured_voronoi.models.classifier_training import check_labels, train_classifier
 from structured_voronoi.models.classifiers import CONFIG, NETWORKS, ClassifierRecipe, identity_of
-from structured_voronoi.models.control_list import BUNDLED_CONTROLS, bundled_controls
 from structured_voronoi.models.corpora import labelled_texts
 from structured_voronoi.models.loading import Loaded
 from structured_voronoi.models.restaurants import LABELS, descriptions
-from structured_voronoi.samplers import evaluation
+from structured_voronoi.problem import drawing
 
 Classifier, Predicate, TextClassifier = sv.controls.Classifier, sv.controls.Predicate, sv.controls.TextClassifier
 TEXTS = ["The mill stands by the river.", "A pub in town.", "RIVER boats"]
@@ -243,7 +243,7 @@ def test_a_classifier_refuses_another_models_tokens() -> None:
 
 
 def test_a_start_that_cannot_be_found_names_the_control(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluation, "LED_TRIES", 100)
+    monkeypatch.setattr(drawing, "RELAXED_TRIES", 100)
     model = sv.LanguageModel.load("bundled", length=2)
     target = sv.Controlled(model, {Predicate.keyword("zebra"): 1.0, Predicate(lambda text: True, "fine"): 1.0})
     with pytest.raises(sv.SamplingError, match=r"none of their 200 redraws .*keyword=zebra refused 100%") as e:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -11,13 +13,14 @@ import torch
 from torch import Tensor
 
 import structured_voronoi as sv
-from structured_voronoi.base import Rng
-from structured_voronoi.experiments.checks import random_target, stationarity
+from helpers import check_stationarity
+from structured_voronoi.contracts import Chains
 from structured_voronoi.metrics.divergence import pooled_chi_square
-from structured_voronoi.samplers import rejection
-from structured_voronoi.samplers.choosing import choose
-from structured_voronoi.samplers.rejection import acceptance, tries
+from structured_voronoi.problem.problem import bind
+from structured_voronoi.run.presets import cheapest_sampler
+from structured_voronoi.streams import Rng
 from structured_voronoi.targets.tabular import AutoregressiveTable
+from structured_voronoi.verify.twins import RejectionOfNothing
 
 CHAINS, SEED, LEVEL = 20_000, 7, 1e-4
 IN_BULK = sv.Rejection(wave=4096)
@@ -25,7 +28,7 @@ IN_BULK = sv.Rejection(wave=4096)
 
 def plain_table() -> AutoregressiveTable:
     """Three positions over four tokens, drawn from left to right."""
-    random = random_target(1, 4, 3, 3, 0.2)
+    random = sv.verify.random_target(1, 4, 3, 3, 0.2)
     return AutoregressiveTable(random.embeddings, random.table - random.table.logsumexp((0, 1, 2)))
 
 
@@ -47,18 +50,34 @@ def counts(target: Any, tokens: Tensor) -> np.ndarray:
 
 
 def drawn(target: Any, sampler: Any, steps: int = 1) -> tuple[Tensor, Any]:
-    rng = Rng(SEED, CHAINS)
-    state = sampler.init(target, rng, None)
-    for _ in range(steps):
-        state, info = sampler.step(target, rng, state)
+    *_, (state, info) = islice(Chains(sampler, target, Rng(SEED, CHAINS)), steps)
     return state.tokens, info
 
 
-def test_rejection_follows_the_truth() -> None:
-    target = controlled_table()
-    found = stationarity(target, IN_BULK, CHAINS, 2, SEED)
-    assert found.moved > 0.5
-    assert found.fit.p_value >= LEVEL
+@dataclass(frozen=True)
+class AnotherWeight(sv.Rejection):
+    """A twin that takes 0.7 of the controls' weight."""
+
+    def log_chance(self, problem: Any, tokens: Tensor, log_rest: Tensor) -> Tensor:
+        return 0.7 * super().log_chance(problem, tokens, log_rest)
+
+
+@dataclass(frozen=True)
+class WithoutBound(sv.Rejection):
+    """A twin that takes scores for probabilities, and so cuts those above 0 off at 1."""
+
+    def log_chance(self, problem: Any, tokens: Tensor, log_rest: Tensor) -> Tensor:
+        return log_rest.clamp(max=0.0)
+
+
+@pytest.mark.parametrize(
+    ("bound", "twins"),
+    [(0.5, [RejectionOfNothing(wave=4096), AnotherWeight(wave=4096)]), (1.5, [WithoutBound(wave=4096)])],
+    ids=["weights", "a bound"],
+)
+def test_rejection_follows_the_truth(bound: float, twins: list[Any]) -> None:
+    target = controlled_table(bound=bound)
+    check_stationarity(target, IN_BULK, *twins, chains=CHAINS, steps=2, seed=SEED, least_moved=0.5)
 
 
 def test_probabilities_of_acceptance_sum_to_that_of_a_try() -> None:
@@ -66,29 +85,14 @@ def test_probabilities_of_acceptance_sum_to_that_of_a_try() -> None:
     target = controlled_table()
     states = target.support()
     model = plain_table().probabilities()
-    chance = rejection.log_acceptance(target, states, target.log_prob(states) - model.log()).exp()
+    chance = IN_BULK.log_chance(bind(target), states, target.log_prob(states) - model.log()).exp()
     assert chance.max() <= 1 + 1e-12
     accepted = model * chance
     torch.testing.assert_close(accepted / accepted.sum(), target.probabilities())
-    assert acceptance(target, SEED, 20_000, wave=4096) == pytest.approx(float(accepted.sum()), rel=0.02)
+    assert IN_BULK.acceptance(target, SEED, 20_000) == pytest.approx(float(accepted.sum()), rel=0.02)
     tokens, info = drawn(target, IN_BULK)
     assert float(info.evaluations.double().mean()) == pytest.approx(1 / float(accepted.sum()), rel=0.03)
     torch.testing.assert_close(info.energy, -target.log_prob(tokens))
-
-
-@pytest.mark.parametrize("factor", [0.0, 0.7], ids=["no control", "another weight"])
-def test_rejection_that_weighs_wrongly_is_seen(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
-    right = rejection.log_acceptance
-    monkeypatch.setattr(rejection, "log_acceptance", lambda *given: factor * right(*given))
-    assert stationarity(controlled_table(), IN_BULK, CHAINS, 1, SEED).fit.p_value < 1e-10
-
-
-def test_rejection_that_ignores_a_bound_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scores above 0 taken for probabilities are cut off at 1."""
-    target = controlled_table(bound=1.5)
-    assert stationarity(target, IN_BULK, CHAINS, 1, SEED).fit.p_value >= LEVEL
-    monkeypatch.setattr(rejection, "log_acceptance", lambda target, tokens, right: right.clamp(max=0.0))
-    assert stationarity(target, IN_BULK, CHAINS, 1, SEED).fit.p_value < 1e-10
 
 
 def test_a_chain_draws_the_same_in_any_company_and_wave() -> None:
@@ -185,12 +189,12 @@ def test_rejection_on_a_controlled_language_model() -> None:
 
 def test_the_choice_says_why() -> None:
     model = language_model()
-    assert choose(model, SEED, 20).name == "ancestral"
-    easy = choose(sv.Controlled(model, {Second(1.0, 310): 0.1}), SEED, 20)
-    assert (easy.name, easy.reason[:13]) == ("rejection", "rejection, by")
-    assert choose(sv.Controlled(model, {Second(60.0, 310): 1.0}), SEED, 20).name == "svs+refresh"
-    unbound = choose(sv.Controlled(model, {Second(math.inf, 310): 1.0}), SEED, 20)
-    assert (unbound.name, "bound inf" in unbound.reason) == ("svs+refresh", True)
+    assert cheapest_sampler(model, SEED, 20)[0] == "ancestral"
+    name, reason = cheapest_sampler(sv.Controlled(model, {Second(1.0, 310): 0.1}), SEED, 20)
+    assert (name, reason[:13]) == ("rejection", "rejection, by")
+    assert cheapest_sampler(sv.Controlled(model, {Second(60.0, 310): 1.0}), SEED, 20)[0] == "svs+refresh"
+    name, reason = cheapest_sampler(sv.Controlled(model, {Second(math.inf, 310): 1.0}), SEED, 20)
+    assert (name, "bound inf" in reason) == ("svs+refresh", True)
 
 
 def prefix_scores(prefixes: Tensor) -> Tensor:
@@ -252,8 +256,8 @@ def test_settings_of_fudge_are_checked(settings: dict[str, Any], said: str) -> N
 
 def test_a_try_is_the_same_wherever_it_stands() -> None:
     target = controlled_table()
-    together = tries(target, Rng(SEED, [5, 2, 5]), torch.tensor([3, 0, 9]))
-    alone = tries(target, Rng(SEED, [5]), torch.tensor([9]))
+    together = IN_BULK.tries(bind(target), Rng(SEED, [5, 2, 5]), torch.tensor([3, 0, 9]))
+    alone = IN_BULK.tries(bind(target), Rng(SEED, [5]), torch.tensor([9]))
     assert torch.equal(together.tokens[2:], alone.tokens)
     assert torch.equal(together.accepted[2:], alone.accepted)
 

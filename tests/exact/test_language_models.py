@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from structured_voronoi.streams import inverse_cdf
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import structured_voronoi as sv
+from structured_voronoi.streams import inverse_cdf
 
 TEXTS = ["the old mill serves soup by the river", "a small pub near the bridge", "fish and chips at the market"] * 4
 
@@ -126,7 +126,14 @@ def test_cached_drawing_follows_the_conditionals(name: str, suffix: str, ends: b
     target = language_model(name, prompt="a small", suffix=suffix, ends=ends)
     tokens = some_tokens(target, rows=8)
     levels = torch.rand(8, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    drawn, log_probs, right = target.redraw(tokens, 1, 4, lambda n, scores: inverse_cdf(scores, levels[:, n - 1]))
+
+    def choose(n: int, scores: torch.Tensor, hidden: torch.Tensor | None) -> torch.Tensor:
+        """By level; the scores are those of the hidden state that comes with them."""
+        logits = target.model.get_output_embeddings()(hidden).masked_fill(~target.allowed, -torch.inf)
+        torch.testing.assert_close(scores, logits.log_softmax(-1))
+        return inverse_cdf(scores, levels[:, n - 1])
+
+    drawn, log_probs, right = target.redraw(tokens, 1, 4, choose)
     scored = target.token_log_probs(drawn)
     torch.testing.assert_close(log_probs, scored[:, 1:])
     torch.testing.assert_close(right, target.log_prob(drawn) - scored.sum(-1))
@@ -178,7 +185,7 @@ def test_half_precision_is_summed_in_single(name: str) -> None:
     tokens = some_tokens(target)
     right = target.log_prob(tokens) - target.token_log_probs(tokens).sum(-1)
     assert right.abs().max() < 1e-4
-    redrawn = target.redraw(tokens, 3, 7, lambda n, scores: scores.argmax(-1))
+    redrawn = target.redraw(tokens, 3, 7, lambda n, scores, hidden: scores.argmax(-1))
     assert redrawn.log_probs.dtype == torch.float32
     assert torch.equal(redrawn.tokens[:, 3], target.conditionals(tokens, 3)[:, 0].argmax(-1))
 

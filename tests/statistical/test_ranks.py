@@ -54,8 +54,8 @@ def _energies(target: Enumerable, sampler: Sampler, rng: Rng, start: torch.Tenso
 def test_ranks_are_uniform(sampler: Any, twin: Any, field_sd: float, chains: int) -> None:
     """Those of a momentum as printed, and of proposals without their reverse, are not.
 
-    Where the field is weak, ranks of the energy do not see a missing reverse: p-NCG and Gibbs with gradients are steered
-    strongly here, and weakly in test_stationarity.py, which sees it.
+    Where the field is weak, ranks of the energy do not see a missing reverse: here it is strong; test_stationarity.py
+    has the weak one, and sees it.
     """
     target = sv.verify.random_target(0, 6, 2, 3, field_sd)
     right, wrong = (rank_p_value(target, one, chains, seed=21) for one in (sampler, twin))
