@@ -27,7 +27,7 @@ def trajectory_picture(duration: float = 16.0, seed: int = 2) -> Figure:
     figure, axis = new_figure(4.6, 4.6)
     for (x, y), probability in zip(target.embeddings.tolist(), target.probabilities().tolist(), strict=True):
         corner = (min(0.0, 2 * x), min(0.0, 2 * y))
-        axis.add_make_square(_make_square(corner, probability))
+        axis.add_patch(_make_square(corner, probability))
         axis.annotate(f"{probability:g}", (1.72 * x, 1.72 * y), ha="center", va="center", fontsize=13, color="#333333")
         axis.plot(x, y, "o", color="#333333", markersize=4)
     axis.plot(*path.T.tolist(), color=COLOURS["vs"], linewidth=1.4)
