@@ -56,7 +56,7 @@ class Autoregressive(Target, Protocol):
 
     * ``redraw(tokens, start, stop, choose) -> Redrawn``: a range of positions redrawn at the cost of one evaluation;
     * ``token_log_probs(tokens) -> (chains, N)``: log p of each token given those before it;
-    * ``masks_itself``: True if ``conditionals`` leave out tokens that are not ``allowed``; otherwise that is seen to;
+    * ``masks_itself``: True if ``conditionals`` leave out tokens that are not ``allowed``; otherwise they are masked;
     * ``normalised``: False where ``log_prob`` is not the sum of the tokens' log-probabilities;
     * ``log_bound``, a number: log_prob never exceeds that sum by more; rejection needs it;
     * ``why_above_bound(tokens) -> str``: what exceeds the bound, for the error when something does;
@@ -83,7 +83,7 @@ TARGET_ABILITIES = {
     "why_above_bound": "method",
     "temperature": "value",
 }
-"""The optional attributes of targets and what they are; an attribute with almost such a name is a mistake."""
+"""The optional attributes of targets and their kinds; a similar, misspelt name is refused."""
 
 Choose = Callable[[int, Float[Tensor, "chain token"], Float[Tensor, "chain d"] | None], Int[Tensor, " chain"]]
 """(position, log-probabilities of its tokens, the hidden states that predict it or None) -> the token of each chain."""
@@ -101,7 +101,7 @@ class Redrawn(NamedTuple):
 
 @runtime_checkable
 class Control(Protocol):
-    """What a text must be: log p(t | m), or any log-score, of each text.
+    """A preference or constraint on texts: log p(t | m), or any log-score, of each text.
 
     Optional, used when present:
 
@@ -130,10 +130,10 @@ BOUND_TOLERANCE = 1e-4
 
 
 class Info(NamedTuple):
-    """What a reader of the run wants to know about one step of every chain.
+    """The statistics of one step of every chain.
 
-    Over the steps of one thinned draw counts are added up and flags are or-ed; what describes the state is kept from
-    the last step.
+    Over the steps of one thinned draw counts are added up and flags are or-ed; fields that describe the state are
+    those of the last step.
     """
 
     energy: Float[Tensor, " chain"]
@@ -145,7 +145,7 @@ class Info(NamedTuple):
     events: Int[Tensor, " chain"]
     """Proposals met: walls or gates for SVS, proposed changes of cell for the other samplers."""
     swaps: Int[Tensor, " chain"]
-    """Positions whose token is another one than before the step."""
+    """Positions whose token differs from the one before the step."""
     reflections: Int[Tensor, " chain"]
     """Walls that reflected, the box included."""
     diverging: Bool[Tensor, " chain"]
@@ -175,7 +175,7 @@ def blank_info(energy: Float[Tensor, " chain"]) -> Info:
 
 
 def merge_infos(earlier: Info, later: Info) -> Info:
-    """The report of two steps: counts are added, flags or-ed, and what describes the state is the later one's."""
+    """The report of two steps: counts are added, flags or-ed, and the fields of the state are the later one's."""
     merged = {}
     for name, value in later._asdict().items():
         before = getattr(earlier, name)

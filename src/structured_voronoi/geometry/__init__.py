@@ -1,1 +1,1 @@
-"""Pure tensors: Voronoi cells, crossing times, motion between walls, cell masses."""
+"""Geometry on plain tensors: Voronoi cells, crossing times, motion between walls, cell masses."""

@@ -109,14 +109,14 @@ def spacing(cells: Cells) -> float:
 
     Above 4,096 tokens the median is over at most 4,096 of them, evenly spaced in the table.
     """
-    every = -(-len(cells.table) // 4096)
-    rows = cells.table[::every]
+    stride = -(-len(cells.table) // 4096)
+    rows = cells.table[::stride]
     size = block_rows(len(cells.table) * 8 * 2, cells.memory)
     nearest, table = [], widened(cells.table)
     for i in range(0, len(rows), size):
         gaps = torch.cdist(widened(rows[i : i + size]), table)
-        here = torch.arange(i, min(i + size, len(rows)), device=gaps.device)
-        gaps[here - i, here * every] = torch.inf
+        indices = torch.arange(i, min(i + size, len(rows)), device=gaps.device)
+        gaps[indices - i, indices * stride] = torch.inf
         nearest.append(gaps.amin(-1))
     return float(torch.cat(nearest).median())
 

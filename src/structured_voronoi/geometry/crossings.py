@@ -31,7 +31,7 @@ class Crossing(NamedTuple):
 
 
 def root_index(position: Tensor, cell: Tensor, outward: Tensor | int, m: int) -> Tensor:
-    """One number for each root (position, cell, branch)."""
+    """The index of a root (position, cell, branch)."""
     return (position * m + cell) * 2 + outward
 
 
@@ -78,9 +78,9 @@ def next_on_circle(
         c = cells.half_norm[columns] - cells.half_norm[here[chains]][..., None] - c
         squared = a * a + b * b
         # most bisectors are out of reach: only for the others is trigonometry needed
-        chain, position, column = _others(c * c <= squared, here[chains], columns)
+        chain, position, column = _select_others(c * c <= squared, here[chains], columns)
         chain, cell = chain + chains.start, column + columns.start
-        a, b, c = _precisely(cells, here, chain, position, cell, offset, velocity, centre)
+        a, b, c = _recompute(cells, here, chain, position, cell, offset, velocity, centre)
         phase, half_arc = _angle(a, b), torch.arccos((c / (a * a + b * b).sqrt()).clamp(-1, 1))
         leaving = phase - half_arc
         if confined:  # moving outward (b > 0) the root lies in (-π, π), and before 0 only for a point that is outside
@@ -108,44 +108,44 @@ def next_on_line(
     for chains, columns in _chunks(cells, here, sides=2):
         a, b = _products(cells, here[chains], columns, start[chains], velocity[chains])
         c = cells.half_norm[columns] - cells.half_norm[here[chains]][..., None]
-        own = torch.arange(columns.start, columns.stop, device=here.device) == here[chains][..., None]
-        time = ((c - a) / b).clamp(min=0).masked_fill(own | ~(b > 0), torch.inf)
-        first, at = time.flatten(1).min(-1)
+        is_own = torch.arange(columns.start, columns.stop, device=here.device) == here[chains][..., None]
+        time = ((c - a) / b).clamp(min=0).masked_fill(is_own | ~(b > 0), torch.inf)
+        first, flat_index = time.flatten(1).min(-1)
         earlier = first < best[chains]
         best[chains] = torch.where(earlier, first, best[chains])
         width = columns.stop - columns.start
-        found = root_index(at // width, at % width + columns.start, 1, len(cells.table))
-        index[chains] = torch.where(earlier, found, index[chains])
+        root = root_index(flat_index // width, flat_index % width + columns.start, 1, len(cells.table))
+        index[chains] = torch.where(earlier, root, index[chains])
     return _crossing(torch.where(best <= limit, best, torch.inf), index, len(cells.table))
 
 
-def _precisely(
+def _recompute(
     cells: Cells, here: Tensor, chain: Tensor, position: Tensor, cell: Tensor, *sides: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A, B and C of a few bisectors from v_j - v_w itself: differences of products lose tokens that are close."""
+    """A, B and C of a few bisectors from v_j - v_w itself: for close tokens differences of products lose digits."""
     offset, velocity, centre = sides
     size = block_rows(6 * cells.table.shape[1] * cells.table.element_size(), cells.memory)
     parts = []
     for i in range(0, max(1, len(chain)), size):
-        at = (chain[i : i + size], position[i : i + size])
-        there, own = cells.table[cell[i : i + size]], cells.table[here[at]]
-        across, middle = there - own, (there + own) / 2
-        parts.append([(across * side).sum(-1) for side in (offset[at], velocity[at], middle - centre[at])])
+        rows = (chain[i : i + size], position[i : i + size])
+        other_point, own_point = cells.table[cell[i : i + size]], cells.table[here[rows]]
+        across, middle = other_point - own_point, (other_point + own_point) / 2
+        parts.append([(across * side).sum(-1) for side in (offset[rows], velocity[rows], middle - centre[rows])])
     a, b, c = (torch.cat(part) for part in zip(*parts, strict=True))
     return a, b, c
 
 
 def _angle(a: Tensor, b: Tensor) -> Tensor:
-    """atan2(b, a), except that torch's own gives other last bits at other places of a tensor."""
+    """atan2(b, a); the last bits of torch.atan2 depend on where in the tensor an element stands."""
     return torch.atan(b / a) + torch.where(a < 0, torch.copysign(torch.full_like(b, math.pi), b), 0.0)
 
 
 def _chunks(cells: Cells, here: Tensor, sides: int) -> Iterator[tuple[slice, slice]]:
     """Slices of chains and of columns whose temporaries stay within the memory bound."""
     # bytes per chain and column at the worst, when every bisector is within reach: dense and gathered temporaries
-    each = ((sides + 14) * cells.table.element_size() + 100) * here.shape[1]
-    width = min(len(cells.table), block_rows(8 * each, cells.memory))
-    height = block_rows(width * each, cells.memory)
+    bytes_each = ((sides + 14) * cells.table.element_size() + 100) * here.shape[1]
+    width = min(len(cells.table), block_rows(8 * bytes_each, cells.memory))
+    height = block_rows(width * bytes_each, cells.memory)
     for i in range(0, len(here), height):
         for j in range(0, len(cells.table), width):
             yield slice(i, min(i + height, len(here))), slice(j, min(j + width, len(cells.table)))
@@ -161,7 +161,7 @@ def _products(cells: Cells, here: Tensor, columns: slice, *sides: Tensor) -> lis
     return list((with_all.view(chains, count, n, -1) - with_own).unbind(1))
 
 
-def _others(mask: Tensor, here: Tensor, columns: slice) -> tuple[Tensor, Tensor, Tensor]:
+def _select_others(mask: Tensor, here: Tensor, columns: slice) -> tuple[Tensor, Tensor, Tensor]:
     """Where the mask holds for a token other than the current one (whose own products are rounding noise)."""
     chain, position, column = mask.nonzero(as_tuple=True)
     other = column + columns.start != here[chain, position]

@@ -29,7 +29,7 @@ class Proposal(NamedTuple):
 class Memo(NamedTuple):
     """The states each chain evaluated last, in a ring of slots.
 
-    What it says of a state is true whoever asks, so draws do not depend on it.
+    A remembered evaluation equals a new one, so draws do not depend on the memo.
     """
 
     cell: Int[Tensor, "chain slot n"]
@@ -39,19 +39,19 @@ class Memo(NamedTuple):
     next: Int[Tensor, " chain"]
 
     def copy(self) -> Memo:
-        """One that `store` may change while this one stays as it is."""
+        """A copy that `store` may change without changing this memo."""
         return Memo(*(part.clone() for part in self))
 
     def recall(self, rows: Int[Tensor, " row"], cell: Int[Tensor, "row n"]) -> tuple[Proposal, Bool[Tensor, " row"]]:
-        """What is remembered of these states, and whether anything is."""
+        """The remembered evaluations of these states, and which of the states were remembered."""
         same = (self.cell[rows] == cell[:, None]).all(-1)
-        at = (rows, same.long().argmax(-1))
-        return Proposal(self.potential[at], self.centre[at], self.finite[at]), same.any(-1)
+        slots = (rows, same.long().argmax(-1))
+        return Proposal(self.potential[slots], self.centre[slots], self.finite[slots]), same.any(-1)
 
     def store(self, rows: Int[Tensor, " row"], cell: Int[Tensor, "row n"], proposal: Proposal) -> None:
-        """Remember, in place, instead of what is oldest."""
-        at = (rows, self.next[rows])
-        self.cell[at], self.potential[at], self.centre[at], self.finite[at] = cell, *proposal
+        """Write into the oldest slots, in place."""
+        slots = (rows, self.next[rows])
+        self.cell[slots], self.potential[slots], self.centre[slots], self.finite[slots] = cell, *proposal
         self.next[rows] = (self.next[rows] + 1) % self.cell.shape[1]
 
 

@@ -28,7 +28,7 @@ from structured_voronoi.streams import Rng, widened
 
 
 class Particle(NamedTuple):
-    """Where every chain is: its cell, the point, the momentum, and what the cell says about energy and force."""
+    """Where every chain is: its cell, the point, the momentum, and the potential and centre of the cell."""
 
     cell: Int[Tensor, "chain n"]
     x: Float[Tensor, "chain n k"]
@@ -231,9 +231,9 @@ class _Motion:
 
     def _bounce(self, rows: Tensor, hit: Crossing, now: Particle) -> None:
         """A side of the box turns its coordinate of the momentum round."""
-        at = (torch.arange(len(rows), device=rows.device), hit.position, -1 - hit.cell)
+        coordinate = (torch.arange(len(rows), device=rows.device), hit.position, -1 - hit.cell)
         r = now.r.clone()
-        r[at] = -r[at]
+        r[coordinate] = -r[coordinate]
         self._new_arc(rows, now.x, r, hit.time)
         self.counts[rows, 3] += 1
 
@@ -241,14 +241,14 @@ class _Motion:
         """Swap, reflect or pass at a bisector."""
         if not len(rows):
             return
-        each = torch.arange(len(rows), device=rows.device)
+        row = torch.arange(len(rows), device=rows.device)
         proposed = now.cell.clone()
-        proposed[each, hit.position] = hit.cell
-        new, asked = self._look(rows, proposed, now)
+        proposed[row, hit.position] = hit.cell
+        new, asked = self._look_up(rows, proposed, now)
 
-        old = now.cell[each, hit.position]
+        old = now.cell[row, hit.position]
         normal = torch.nn.functional.normalize(self.cells.table[hit.cell] - self.cells.table[old], eps=0)
-        momentum = now.r[each, hit.position]
+        momentum = now.r[row, hit.position]
         # the branch of the root, not the rounded product, says which way a grazing wall is crossed
         speed = torch.copysign((momentum * normal).sum(-1), hit.outward.to(momentum.dtype) - 0.5)
         jump = new.potential - now.potential + self.flow.potential_change(now.x, now.centre, new.centre)
@@ -256,7 +256,7 @@ class _Motion:
         swapped = speed**2 > 2 * jump
         after = torch.where(swapped, self.walls.refract(speed, jump).to(speed), -speed if self.walls.reflect else speed)
         r = now.r.clone()
-        r[each, hit.position] = momentum + (after - speed)[:, None] * normal
+        r[row, hit.position] = momentum + (after - speed)[:, None] * normal
 
         reflected = ~swapped & self.walls.reflect
         happened = (torch.ones_like(asked), asked, swapped, reflected, asked & ~new.finite)
@@ -281,8 +281,8 @@ class _Motion:
         behind = torch.stack([hit.position, old, (~hit.outward).long()], dim=-1)
         self.cursor.barred[rows[swapped]] = behind[swapped]
 
-    def _look(self, rows: Tensor, proposed: Tensor, now: Particle) -> tuple[Proposal, Tensor]:
-        """What lies beyond the bisectors, and for which rows the target had to be asked."""
+    def _look_up(self, rows: Tensor, proposed: Tensor, now: Particle) -> tuple[Proposal, Tensor]:
+        """The proposals beyond the bisectors, and for which rows the target was evaluated."""
         if self.evaluate is None:
             impossible = torch.zeros_like(rows, dtype=torch.bool)
             return Proposal(now.potential, now.centre, impossible), impossible

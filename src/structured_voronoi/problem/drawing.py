@@ -69,8 +69,8 @@ def token_log_probs(problem: Problem, tokens: Int[Tensor, "chain n"]) -> Float[T
 
     def score_block(block: Tensor) -> Tensor:
         if problem.own_token_log_probs is not None and not problem.masks:
-            own: Tensor = problem.own_token_log_probs(block)
-            return own
+            log_probs: Tensor = problem.own_token_log_probs(block)
+            return log_probs
         return _allowed_conditionals(problem, block, 0).gather(-1, block[..., None]).squeeze(-1)
 
     rows = None
@@ -107,7 +107,7 @@ def _log_allowed_mass(problem: Problem, tokens: Int[Tensor, "row n"]) -> Float[T
 
 
 def draw_all(problem: Problem, levels: Float[Tensor, "chain n"], who: str) -> Redrawn:
-    """Every token of every row drawn given those before it, for ``who`` needs them."""
+    """Every token of every row drawn given those before it; errors say that ``who`` needs that."""
     check_autoregressive(problem, who)
     blank = problem.allowed_tokens[:1].expand(levels.shape).clone()
     return redraw(problem, blank, 0, problem.length, levels)
@@ -129,17 +129,17 @@ def log_acceptance(
     chance = log_rest - log_bound(problem)
     above = chance.isfinite() & (chance > BOUND_TOLERANCE)
     if above.any():
-        said = problem.why_above_bound(tokens[above]) if problem.why_above_bound else ""
+        reason = problem.why_above_bound(tokens[above]) if problem.why_above_bound else ""
         excess = float(chance[above][0])
-        said = said or f"log p of the target exceeds that of the model by {excess:.6g} more than its `log_bound`"
+        reason = reason or f"log p of the target exceeds that of the model by {excess:.6g} more than its `log_bound`"
         raise NoBoundError(
-            f"{said}: rejection would not be exact; declare a bound that scores never exceed or use svs+refresh"
+            f"{reason}: rejection would not be exact; declare a bound that scores never exceed or use svs+refresh"
         )
     return chance
 
 
 def log_bound(problem: Problem) -> float:
-    """What log p of the target never exceeds that of the model by; an error if it has no bound."""
+    """An upper bound of log p of the target minus that of the model; an error if it is not finite."""
     bound = float(getattr(problem.target, "log_bound", 0.0))
     if not math.isfinite(bound):
         raise NoBoundError(f"the target's log_bound is {bound}; rejection needs a finite one, or use svs+refresh")
@@ -171,7 +171,7 @@ def forgettable_start(problem: Problem, rng: Rng, start: Start) -> Int[Tensor, "
     """Tokens for samplers that draw each text anew and only count what changed: the given ones, or blank ones."""
     if isinstance(start, Tensor):
         return checked_start(problem, start, len(rng))
-    _check_word(problem, start, len(rng))
+    _check_start_word(problem, start, len(rng))
     return problem.allowed_tokens[:1].expand(len(rng), problem.length).clone()
 
 
@@ -189,7 +189,7 @@ def find_start(
                 "start from a state with positive probability"
             )
         return tokens, first
-    _check_word(problem, start, len(rng))
+    _check_start_word(problem, start, len(rng))
     rng = rng.fork("start")  # retries of one chain must not shift the random numbers of another
     is_ancestral = start == "ancestral" or (start is None and problem.is_autoregressive)
 
@@ -202,7 +202,7 @@ def find_start(
     tokens = draw()
     is_relaxable = problem.relaxed_target is not None and problem.is_autoregressive
     if is_relaxable:
-        tokens = _along_relaxed_target(problem, rng, tokens, RELAXED_TRIES)
+        tokens = _follow_relaxed_target(problem, rng, tokens, RELAXED_TRIES)
     for _ in range(BLIND_TRIES):
         first = problem.evaluate(tokens, guidance)
         if first.possible.all():
@@ -215,15 +215,15 @@ def find_start(
     draws = f"{count * BLIND_TRIES} {'ancestral' if is_ancestral else 'random'} draws"
     if is_relaxable:
         draws = f"{count * RELAXED_TRIES} redraws"
-    said = problem.why_impossible(tokens[failed]) if problem.why_impossible else ""
+    reason = problem.why_impossible(tokens[failed]) if problem.why_impossible else ""
     raise NoStartError(
         f"{count} of {len(rng)} chains found no state of finite energy: none of their {draws} had one"
-        f"{f' ({said}); loosen the control, or' if said else ';'} lengthen the text, try rejection, or give tokens to "
-        "start from"
+        f"{f' ({reason}); loosen the control, or' if reason else ';'} lengthen the text, try rejection, or give tokens "
+        "to start from"
     )
 
 
-def _check_word(problem: Problem, start: Start, chains: int) -> None:
+def _check_start_word(problem: Problem, start: Start, chains: int) -> None:
     if start is not None and (not isinstance(start, str) or start not in ("random", "ancestral")):
         choices = did_you_mean(str(start), ["random", "ancestral"])
         raise SamplingError(
@@ -231,8 +231,8 @@ def _check_word(problem: Problem, start: Start, chains: int) -> None:
         )
 
 
-def _along_relaxed_target(problem: Problem, rng: Rng, tokens: Int[Tensor, "chain n"], tries: int) -> Tensor:
-    """The tokens, where their energy is not finite replaced by ones found through suffix redraws, if any were.
+def _follow_relaxed_target(problem: Problem, rng: Rng, tokens: Int[Tensor, "chain n"], tries: int) -> Tensor:
+    """The tokens, with those of infinite energy replaced by the results of suffix redraws.
 
     The redraws follow a target in which an impossible text is merely improbable, so that controls are met one by one.
     """
@@ -243,11 +243,11 @@ def _along_relaxed_target(problem: Problem, rng: Rng, tokens: Int[Tensor, "chain
     for step in range(tries):
         if not len(lost):
             break
-        anew = step % RESTART == 0  # a chain that has met one control in a place that leaves none for another is stuck
-        begin = 0 if anew else int(Rng(rng.seed, [step], "start places").uniform()[0] * problem.length)
+        restarts = step % RESTART == 0  # a chain may be stuck where meeting one control leaves no room for another
+        begin = 0 if restarts else int(Rng(rng.seed, [step], "start places").uniform()[0] * problem.length)
         levels, accept_level = rng.uniform(problem.length - begin)[lost], rng.uniform()[lost]
         new = redraw(relaxed, tokens[lost], begin, problem.length, levels)
-        accepted = anew | (accept_level.log() < new.log_rest - log_rest[lost])
+        accepted = restarts | (accept_level.log() < new.log_rest - log_rest[lost])
         changed = lost[accepted]
         tokens[changed], log_rest[changed] = new.tokens[accepted], widened(new.log_rest[accepted])
         if len(changed):

@@ -82,7 +82,7 @@ class Problem:
         self.why_above_bound = getattr(target, "why_above_bound", None)
 
     def __getattr__(self, name: str) -> Any:
-        """What the problem does not know itself is the target's."""
+        """Attributes that the problem lacks are the target's."""
         if name.startswith("__") or "target" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self.target, name)
@@ -147,17 +147,17 @@ class Problem:
         return low, high
 
     def _leaves_out_tokens(self) -> bool:
-        """Is there a mask, and does it leave anything out? Refuses one that is no mask."""
+        """Does the `allowed` mask leave out any token? Refuses a mask of another shape or type."""
         if self.allowed is None:
             return False
         size = len(self.embeddings)
         if not isinstance(self.allowed, Tensor) or self.allowed.shape != (size,) or self.allowed.dtype != torch.bool:
-            what = (
+            got = (
                 f"shape {tuple(self.allowed.shape)} and type {self.allowed.dtype}"
                 if isinstance(self.allowed, Tensor)
                 else f"type {type(self.allowed).__name__}"
             )
-            raise SamplingError(f"`allowed` has {what}; it must be a bool tensor of shape ({size},)")
+            raise SamplingError(f"`allowed` has {got}; it must be a bool tensor of shape ({size},)")
         return not bool(self.allowed.all())
 
     def _evaluate_block(self, block: Tensor, guidance: Guidance) -> tuple[Tensor, Tensor]:
@@ -177,11 +177,11 @@ class Problem:
     def _check_shapes(self, tokens: Tensor, log_prob: object, field: object) -> None:
         """Refuse what would be broadcast into nonsense."""
         expected = {"log_prob": tokens.shape[:1], "gradient": (*tokens.shape, self.embeddings.shape[1])}
-        for (name, shape), found in zip(expected.items(), (log_prob, field), strict=True):
-            if not isinstance(found, Tensor) or tuple(found.shape) != tuple(shape):
-                what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"type {type(found).__name__}"
+        for (name, shape), value in zip(expected.items(), (log_prob, field), strict=True):
+            if not isinstance(value, Tensor) or tuple(value.shape) != tuple(shape):
+                got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"type {type(value).__name__}"
                 raise SamplingError(
-                    f"the {name} of {self.name} has {what} for {len(tokens)} rows of tokens; "
+                    f"the {name} of {self.name} has {got} for {len(tokens)} rows of tokens; "
                     f"it must be a tensor of shape {tuple(shape)}"
                 )
 

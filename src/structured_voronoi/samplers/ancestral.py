@@ -31,7 +31,7 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Ancestral:
-    """No settings. Where something stands on the right of the tokens, ancestral draws are not the truth: refused."""
+    """No settings. Targets with a suffix, an end or controls are refused: ancestral draws do not follow them."""
 
     independent: ClassVar[bool] = True
     """Draws need no warm-up."""
@@ -48,7 +48,7 @@ class Ancestral:
         return State(forgettable_start(problem, rng, start))
 
     def step(self, target: Target | Problem, rng: Rng, state: State) -> tuple[State, Info]:
-        """One text a chain; where the model has no number for it, another is drawn, and that is counted."""
+        """One text a chain; texts without a finite log p, and refused ones, are counted and drawn again."""
         problem = bind(target)
         tokens, energy, drawn = _draw(problem, rng)
         lost, refused = torch.zeros_like(tokens[:, 0]), torch.zeros_like(tokens[:, 0])
@@ -61,16 +61,17 @@ class Ancestral:
                     f"the model had no finite log p for {TRIES} texts of one chain in turn; its weights may be "
                     "damaged, or its dtype too narrow: try another"
                 )
-            some = rng.select(rows)
-            tokens[rows], energy[rows], drawn[rows] = _draw(problem, some)
-            rng.catch_up(rows, some)
-        changed, one = (tokens != state.tokens).sum(-1), torch.ones_like(lost)
-        info = blank_info(energy)._replace(evaluations=one + lost + refused, events=one, swaps=changed, nonfinite=lost)
+            row_rng = rng.select(rows)
+            tokens[rows], energy[rows], drawn[rows] = _draw(problem, row_rng)
+            rng.catch_up(rows, row_rng)
+        changed, ones = (tokens != state.tokens).sum(-1), torch.ones_like(lost)
+        evaluations = ones + lost + refused
+        info = blank_info(energy)._replace(evaluations=evaluations, events=ones, swaps=changed, nonfinite=lost)
         return State(tokens), info
 
 
 def _draw(problem: Problem, rng: Rng) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens, their energies, and which of them are draws: those with a number, of allowed tokens in due proportion."""
+    """Tokens, their energies, and which of them are accepted as draws of the target restricted to allowed tokens."""
     tokens, log_probs, log_rest = ancestral_draw(problem, rng, WHO)
     energy = -(widened(log_probs).sum(-1) + log_rest)
     drawn = energy.isfinite()

@@ -1,7 +1,7 @@
 """FUDGE: future discriminators for generation (Yang & Klein 2021). Fast, and not exact by design.
 
-Each token is drawn from the language model's conditional over its most probable candidates, multiplied by how likely a
-classifier of prefixes holds the label to be, given the text so far: p(w | before) · p(label | before, w)^γ.
+Each token is drawn from the language model's conditional over its most probable candidates, multiplied by the
+probability of the label given the text so far, from a classifier of prefixes: p(w | before) · p(label | before, w)^γ.
 Normalised anew at every position, the product is not that of any fixed target unless the classifier knows the future.
 """
 
@@ -39,9 +39,9 @@ class Candidates(NamedTuple):
     log_weight: Float[Tensor, "chain candidate"]
     token: Int[Tensor, "chain candidate"]
     asked: Int[Tensor, " chain"]
-    """How often the predictor was asked …"""
+    """The number of prefixes that the predictor was asked about."""
     unknown: Int[Tensor, " chain"]
-    """… and how often it had no finite answer."""
+    """The number of prefixes for which the predictor had no finite answer."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Fudge:
         return State(forgettable_start(problem, rng, start))
 
     def step(self, target: Target | Problem, rng: Rng, state: State) -> tuple[State, Info]:
-        """One text a chain; ``evaluations`` counts a text once, ``events`` what the predictor was asked."""
+        """One text a chain; ``evaluations`` counts texts, ``events`` the prefixes the predictor was asked about."""
         problem, levels = bind(target), rng.uniform(state.tokens.shape[1])
 
         def draw_block(tokens: Tensor, levels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -121,9 +121,9 @@ class Fudge:
     def _answer(self, prefixes: Int[Tensor, "row n"]) -> Float[Tensor, " row"]:
         answer = self.predictor(prefixes)
         if not isinstance(answer, Tensor) or answer.shape != prefixes.shape[:1]:
-            what = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
+            received = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
             raise SamplingError(
-                f"the predictor answers {len(prefixes)} prefixes with {what}; "
+                f"the predictor answers {len(prefixes)} prefixes with {received}; "
                 f"it must return a tensor of shape {(len(prefixes),)}"
             )
         return widened(answer.detach().to(prefixes.device))

@@ -43,10 +43,10 @@ class GibbsWithGradients(TokenMetropolis):
             return choice, log_q.gather(-1, choice[:, None]).squeeze(-1)
 
         choice, log_forward = in_chain_blocks(cells, n, forward, chains)
-        each, position = torch.arange(chains, device=here.device), choice // m
+        chain, position = torch.arange(chains, device=here.device), choice // m
         proposed = here.clone()
-        proposed[each, position] = choice % m
-        back = position * m + here[each, position]
+        proposed[chain, position] = choice % m
+        back = position * m + here[chain, position]
 
         def log_reverse(there: Tensor, gradient: Tensor) -> Tensor:
             def reverse(rows: slice) -> tuple[Tensor]:

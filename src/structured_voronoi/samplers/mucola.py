@@ -75,15 +75,15 @@ class MuCoLa:
 
         moved = (projected != cell).any(-1)
         tokens = cells.tokens[projected]
-        there = problem.evaluate_where(moved, tokens, Evaluation(state.energy, state.gradient), "full")
-        accepted = there.possible
+        proposal = problem.evaluate_where(moved, tokens, Evaluation(state.energy, state.gradient), "full")
+        accepted = proposal.possible
         if self.metropolis:
-            after = there.energy + kinetic(r + step_size / 2 * there.field)
+            after = proposal.energy + kinetic(r + step_size / 2 * proposal.field)
             accepted = accepted & (level.log() < before - after)
         new = State(
             torch.where(accepted[:, None], tokens, state.tokens),
-            torch.where(accepted, there.energy, state.energy),
-            torch.where(accepted[:, None, None], there.field, state.gradient),
+            torch.where(accepted, proposal.energy, state.energy),
+            torch.where(accepted[:, None, None], proposal.field, state.gradient),
             state.steps + 1,
         )
         info = blank_info(new.energy)._replace(
@@ -91,6 +91,6 @@ class MuCoLa:
             gradients=moved.long() * problem.steers("full"),
             events=moved.long(),
             swaps=(new.tokens != state.tokens).sum(-1),
-            nonfinite=(~there.possible).long(),
+            nonfinite=(~proposal.possible).long(),
         )
         return new, info

@@ -42,11 +42,11 @@ class PNCG(TokenMetropolis):
         def forward(rows: slice) -> tuple[Tensor, Tensor]:
             log_q = self.log_proposal(cells, here[rows], state.gradient[rows])
             choice = inverse_cdf(log_q, levels[rows])
-            return choice, _picked(log_q, choice)
+            return choice, _gather_log_q(log_q, choice)
 
         def log_reverse(there: Tensor, gradient: Tensor) -> Tensor:
             def reverse(rows: slice) -> tuple[Tensor]:
-                return (_picked(self.log_proposal(cells, there[rows], gradient[rows]), here[rows]),)
+                return (_gather_log_q(self.log_proposal(cells, there[rows], gradient[rows]), here[rows]),)
 
             return in_chain_blocks(cells, n, reverse, len(there))[0]
 
@@ -69,5 +69,5 @@ class PNCG(TokenMetropolis):
         return logits.log_softmax(-1)
 
 
-def _picked(log_q: Tensor, choice: Tensor) -> Float[Tensor, " chain"]:
+def _gather_log_q(log_q: Tensor, choice: Tensor) -> Float[Tensor, " chain"]:
     return log_q.gather(-1, choice[..., None]).squeeze(-1).sum(-1)

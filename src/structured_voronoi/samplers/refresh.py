@@ -30,7 +30,7 @@ class State(NamedTuple):
     log_rest: Float[Tensor, " chain"]
     """The rest of log p(m): suffix, end, controls."""
     moves: int
-    """How many there were: each redraws a block of its own."""
+    """The number of moves so far, which selects the block of the next one."""
 
     @property
     def energy(self) -> Float[Tensor, " chain"]:
@@ -90,7 +90,7 @@ class Refresh:
         return (there.log_probs - here.log_probs)[:, stop:].sum(-1) + there.log_rest - here.log_rest
 
     def _move(self, problem: Problem, rng: Rng, state: State) -> tuple[State, Info]:
-        i, j = self._block(rng, state.moves, problem.length)
+        i, j = self._choose_block(rng, state.moves, problem.length)
         levels, accept_level = rng.uniform(j - i), rng.uniform()
         tokens, from_i, log_rest = redraw(problem, state.tokens, i, j, levels)
         log_probs = torch.cat([state.log_probs[:, :i], widened(from_i)], dim=-1)
@@ -104,18 +104,18 @@ class Refresh:
             torch.where(accepted, there.log_rest, state.log_rest),
             state.moves + 1,
         )
-        one = torch.ones_like(tokens[:, 0])
+        ones = torch.ones_like(tokens[:, 0])
         info = blank_info(new.energy)._replace(
-            evaluations=one,
+            evaluations=ones,
             events=(tokens != state.tokens).any(-1).long(),
             swaps=(new.tokens != state.tokens).sum(-1),
-            nonfinite=one - finite.long(),
-            redraws=one,
+            nonfinite=ones - finite.long(),
+            redraws=ones,
             refreshed=accepted.long(),
         )
         return new, info
 
-    def _block(self, rng: Rng, move: int, length: int) -> tuple[int, int]:
+    def _choose_block(self, rng: Rng, move: int, length: int) -> tuple[int, int]:
         """The block of a move: the same for all chains, from a stream that they share."""
         shared = Rng(rng.seed, [move], "refresh places")
         kind, where, size = shared.uniform(3)[0].tolist()

@@ -35,7 +35,7 @@ REMEDY = "lower the weight, loosen the control or use svs+refresh"
 class State(NamedTuple):
     tokens: Int[Tensor, "chain n"]
     draws: int
-    """How many draws there were; each has random numbers of its own."""
+    """The number of draws so far, which selects the random stream of the next one."""
 
 
 @dataclass(frozen=True)
@@ -68,16 +68,16 @@ class Rejection:
         best = -energy
         while len(pending):
             active, later = pending[: self.wave], pending[self.wave :]
-            each = self._tries_each(len(active), int(tried.sum()), chains - len(pending))
-            each = min(each, self.max_tries - int(tried[active].max()))
-            places = torch.arange(each, device=rng.device)
-            own = rng.select(active.repeat_interleave(each))
-            own = type(rng)(rng.seed, own.chains.tolist(), stream, rng.device)
-            drawn = self.tries(problem, own, (tried[active][:, None] + places).flatten())
-            drawn = Tries(*(part.reshape(len(active), each, *part.shape[1:]) for part in drawn))
+            tries_each = self._tries_each(len(active), int(tried.sum()), chains - len(pending))
+            tries_each = min(tries_each, self.max_tries - int(tried[active].max()))
+            offsets = torch.arange(tries_each, device=rng.device)
+            row_rng = rng.select(active.repeat_interleave(tries_each))
+            row_rng = type(rng)(rng.seed, row_rng.chains.tolist(), stream, rng.device)
+            drawn = self.tries(problem, row_rng, (tried[active][:, None] + offsets).flatten())
+            drawn = Tries(*(part.reshape(len(active), tries_each, *part.shape[1:]) for part in drawn))
             done, first = drawn.accepted.any(-1), drawn.accepted.long().argmax(-1)  # in the order of the chain's stream
-            count = torch.where(done, first + 1, each)
-            counted, finite = places < count[:, None], drawn.log_chance.isfinite()
+            count = torch.where(done, first + 1, tries_each)
+            counted, finite = offsets < count[:, None], drawn.log_chance.isfinite()
             tokens[active[done]] = drawn.tokens[done, first[done]]
             energy[active[done]] = drawn.energy[done, first[done]]
             tried[active] += count
@@ -90,13 +90,13 @@ class Rejection:
         return State(tokens, state.draws + 1), info
 
     def tries(self, problem: Problem, rng: Rng, numbers: Int[Tensor, " row"]) -> Tries:
-        """One try for each row, which says the chain (by its stream) and which of its tries.
+        """One try for each row of ``rng``; ``numbers`` says which of the chain's tries it is.
 
         A try reads its own stretch of the chain's random numbers, so that it is the same in any wave.
         """
-        levels_each = problem.length + 1
-        rng.counter = numbers.to(rng.counter) * ((levels_each + 1) // 2)
-        levels = rng.uniform(levels_each)
+        levels_per_try = problem.length + 1
+        rng.counter = numbers.to(rng.counter) * ((levels_per_try + 1) // 2)
+        levels = rng.uniform(levels_per_try)
         tokens, log_probs, log_rest = draw_all(problem, levels[:, :-1], WHO)
         log_rest = torch.where(log_probs.isfinite().all(-1), log_rest, -torch.inf)  # what has no score is no draw
         log_chance = self.log_chance(problem, tokens, log_rest)

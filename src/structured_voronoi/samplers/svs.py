@@ -48,7 +48,7 @@ CHAINS_IN_MEMORY = 64
 
 
 class Space(NamedTuple):
-    """What stays the same during a run: the cells, how points move in them, and the cells' masses."""
+    """The constants of a run: the cells, how points move in them, and the cells' masses."""
 
     cells: Cells
     flow: Rotation | Straight
@@ -152,7 +152,7 @@ class SVS:
         tokens, first = find_start(problem, rng, start, self._guidance)
         cell = space.cells.cell_of[tokens]
         centre = self._centre(space, cell, first.field)
-        log_mass, unreliable = _mass(space, cell, centre)
+        log_mass, unreliable = _log_mass(space, cell, centre)
         memo = empty_memo(self.remember, centre, self.memory // CHAINS_IN_MEMORY)
         memo.store(
             torch.arange(len(cell), device=cell.device),
@@ -167,7 +167,7 @@ class SVS:
     def step(self, target: Target | Problem, rng: Rng, state: State) -> tuple[State, Info]:
         problem, space = bind(target), state.space
         end, tally, memo = travel(self.journey(problem, rng, state), state.memo)
-        log_mass, unreliable = _mass(space, end.cell, end.centre)
+        log_mass, unreliable = _log_mass(space, end.cell, end.centre)
         tokens = space.cells.tokens[end.cell]
         new = State(tokens, end.potential - log_mass, end.centre, end.x, log_mass, unreliable, memo, space)
         info = Info(
@@ -230,11 +230,11 @@ class SVS:
                 memo.store(rows[~known], cell[~known], answer)
                 proposal.centre[~known] = answer.centre
             centre[rows] = proposal.centre
-            log_mass[rows], unreliable[rows] = _mass(space, cell, proposal.centre)
+            log_mass[rows], unreliable[rows] = _log_mass(space, cell, proposal.centre)
             if self.walls == "closed":
-                some = rng.select(rows)
-                x[rows] = settle(space.cells, cell, proposal.centre, space.flow, self._mean_duration, some)
-                rng.catch_up(rows, some)
+                row_rng = rng.select(rows)
+                x[rows] = settle(space.cells, cell, proposal.centre, space.flow, self._mean_duration, row_rng)
+                rng.catch_up(rows, row_rng)
         new = State(tokens, energy.clone(), centre, x, log_mass, unreliable, memo, space)
         return Synchronised(new, evaluations, evaluations * problem.steers(self._guidance))
 
@@ -282,14 +282,14 @@ class SVS:
 
     def _evaluator(self, problem: Problem, space: Space) -> Evaluate:
         def evaluate(cell: Tensor) -> Proposal:
-            found = problem.evaluate(space.cells.tokens[cell], self._guidance)
-            centre = self._centre(space, cell, found.field)
-            return Proposal(found.energy + _mass(space, cell, centre)[0], centre, found.possible)
+            evaluation = problem.evaluate(space.cells.tokens[cell], self._guidance)
+            centre = self._centre(space, cell, evaluation.field)
+            return Proposal(evaluation.energy + _log_mass(space, cell, centre)[0], centre, evaluation.possible)
 
         return evaluate
 
 
-def _mass(space: Space, cell: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
+def _log_mass(space: Space, cell: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
     """log μ(C_m) of each chain, and whether it is unreliable; zero where masses do not matter."""
     if space.masses is None:
         return centre.new_zeros(len(cell)), torch.zeros_like(cell[:, 0], dtype=torch.bool)

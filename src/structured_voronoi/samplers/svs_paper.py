@@ -85,7 +85,7 @@ def find_discontinuities(
     rounds = 0
     while (active := (done < 1) & ~diverging).any():
         rounds += 1
-        point, info = _relabelled(measure, point, active, info)
+        point, info = _relabel(measure, point, active, info)
         fraction = torch.where(active, (1 - done).clamp(max=alpha), 0)
         to_box, side = _time_to_box(point.x, step_size * r, low, high)
         at_box = active & (to_box <= fraction)
@@ -116,7 +116,7 @@ def find_discontinuities(
     return Drift(point, r), info._replace(reflections=reflections, diverging=diverging)
 
 
-def _relabelled(measure: VoronoiMeasure, point: Point, active: Tensor, info: Info) -> tuple[Point, Info]:
+def _relabel(measure: VoronoiMeasure, point: Point, active: Tensor, info: Info) -> tuple[Point, Info]:
     """The cell is m*(x) again where a crossing was missed; a point on a boundary keeps the side it has."""
     cell = measure.cells.nearest(point.x)
     gap = _distance(measure, point.x, point.cell) - _distance(measure, point.x, cell)
@@ -137,15 +137,15 @@ def refract_reflect(
     position: Int[Tensor, " chain"],
     jump: Float[Tensor, " chain"],
 ) -> tuple[Tensor, Tensor]:
-    """Algorithm "RefractReflect" at the boundary of one position; returns who refracted and the momenta."""
-    each = torch.arange(len(r), device=r.device)
-    normal = measure.cells.table[neighbour[each, position]] - measure.cells.table[cell[each, position]]
+    """Algorithm "RefractReflect" at the boundary of one position; returns which chains refracted, and the momenta."""
+    chain = torch.arange(len(r), device=r.device)
+    normal = measure.cells.table[neighbour[chain, position]] - measure.cells.table[cell[chain, position]]
     normal = normal / normal.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(r.dtype).tiny)
-    speed = (r[each, position] * normal).sum(-1)  # lines 1-2
+    speed = (r[chain, position] * normal).sum(-1)  # lines 1-2
     swapped = speed**2 > 2 * jump  # line 3
     after = torch.where(swapped, refracted(speed, torch.where(swapped, jump, 0)).to(speed), -speed)  # lines 4-6
     r = r.clone()
-    r[each, position] += (after - speed)[:, None] * normal  # line 7
+    r[chain, position] += (after - speed)[:, None] * normal  # line 7
     return swapped, r
 
 

@@ -27,7 +27,7 @@ LogReverse = Callable[[Int[Tensor, "chain n"], Float[Tensor, "chain n d"]], Floa
 
 
 class TokenMetropolis:
-    """Settings objects of this kind propose cells from the gradient and accept them here."""
+    """Base of samplers that propose cells from the gradient: their start, synchronisation and acceptance."""
 
     guidance: Guidance
 
@@ -74,20 +74,20 @@ class TokenMetropolis:
         cells = problem.cells()
         moved = (proposed != cells.cell_of[state.tokens]).any(-1)
         tokens = cells.tokens[proposed]
-        there = problem.evaluate_where(moved, tokens, Evaluation(state.energy, state.gradient), self.guidance)
-        ratio = self.log_ratio(state.energy, there.energy, log_forward, log_reverse(proposed, there.field))
-        accepted = moved & there.possible & (level.log() < ratio)
+        proposal = problem.evaluate_where(moved, tokens, Evaluation(state.energy, state.gradient), self.guidance)
+        ratio = self.log_ratio(state.energy, proposal.energy, log_forward, log_reverse(proposed, proposal.field))
+        accepted = moved & proposal.possible & (level.log() < ratio)
         new = State(
             torch.where(accepted[:, None], tokens, state.tokens),
-            torch.where(accepted, there.energy, state.energy),
-            torch.where(accepted[:, None, None], there.field, state.gradient),
+            torch.where(accepted, proposal.energy, state.energy),
+            torch.where(accepted[:, None, None], proposal.field, state.gradient),
         )
         info = blank_info(new.energy)._replace(
             evaluations=moved.long(),
             gradients=moved.long() * problem.steers(self.guidance),
             events=moved.long(),
             swaps=(new.tokens != state.tokens).sum(-1),
-            nonfinite=(~there.possible).long(),
+            nonfinite=(~proposal.possible).long(),
         )
         return new, info
 

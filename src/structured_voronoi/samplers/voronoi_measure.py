@@ -26,7 +26,7 @@ Base = Literal["gaussian", "uniform"]
 
 
 class Point(NamedTuple):
-    """A point of every chain, the cell it lies in, and what the measure says there."""
+    """A point of every chain, the cell it lies in, and the measure there."""
 
     x: Float[Tensor, "chain n d"]
     cell: Int[Tensor, "chain n"]
@@ -63,14 +63,14 @@ class VoronoiMeasure:
         """The same for points whose cells are known."""
         moved = (cell != before.cell).any(-1) & self.inside(x)
         known = Evaluation(before.energy, before.gradient)
-        found = self.problem.evaluate_where(moved, self.cells.tokens[cell], known, self.guidance)
+        evaluation = self.problem.evaluate_where(moved, self.cells.tokens[cell], known, self.guidance)
         info = info._replace(
             evaluations=info.evaluations + moved.long(),
             gradients=info.gradients + moved.long() * self.problem.steers(self.guidance),
             events=info.events + moved.long(),
-            nonfinite=info.nonfinite + (~found.possible).long(),
+            nonfinite=info.nonfinite + (~evaluation.possible).long(),
         )
-        return Point(x, cell, *found, self.potential(x, *found)), info
+        return Point(x, cell, *evaluation, self.potential(x, *evaluation)), info
 
     @property
     def motion(self) -> tuple[Rotation | Straight, float]:
@@ -118,7 +118,7 @@ class State(NamedTuple):
 
 
 class OnVoronoiMeasure:
-    """Settings objects of this kind move a point on the Voronoi measure of their base."""
+    """Base of samplers that move a point on the Voronoi measure: their start and synchronisation."""
 
     base: Base
 
@@ -147,9 +147,9 @@ class OnVoronoiMeasure:
         gradient = problem.evaluate_where(moved, tokens, known, measure.guidance).field
         x = state.point.x.clone()
         if len(rows):
-            some = rng.select(rows)
-            x[rows] = settle(measure.cells, cell[rows], gradient[rows] - measure.cells.origin, *measure.motion, some)
-            rng.catch_up(rows, some)
+            row_rng = rng.select(rows)
+            x[rows] = settle(measure.cells, cell[rows], gradient[rows] - measure.cells.origin, *measure.motion, row_rng)
+            rng.catch_up(rows, row_rng)
         point = Point(x, cell, energy.clone(), gradient, measure.potential(x, energy, gradient))
         count = moved.long()
         return Synchronised(State(tokens, point, measure, state.steps), count, count * problem.steers(measure.guidance))
