@@ -34,7 +34,7 @@ for parent, name, home, about in COMMANDS:
 
 def run(words: list[str], debug: bool = False) -> int:
     """Run a command: 0 for success, 1 for a failed check, 2 for a mistake in what was asked, 130 on Ctrl-C."""
-    _teach(words)
+    _show_full_help(words)
     try:
         return app(words, exit_on_error=False, print_error=False, result_action="return_value") or 0
     except KeyboardInterrupt:
@@ -52,7 +52,7 @@ def run(words: list[str], debug: bool = False) -> int:
         return 2
 
 
-def _teach(words: list[str]) -> None:
+def _show_full_help(words: list[str]) -> None:
     """A command that is asked for help shows its whole docstring, not the line of the overview."""
     for parent, name, *_ in COMMANDS:
         if words[:-1] == [*([] if parent is app else parent.name), name] and words[-1] in ("--help", "-h"):

@@ -42,7 +42,7 @@ def reproduce(
     check_seed(seed or 0)
     if data not in (None, "builtin") and not Path(data).exists():
         raise SamplingError(f"--data {data} does not exist; give a folder of E2E or SST-2 files, or a text file")
-    chosen = {name: EXPERIMENTS[name]} if name != "all" else _that_can_run(data)
+    chosen = {name: EXPERIMENTS[name]} if name != "all" else _select_runnable(data)
     if name != "all":
         _check_data(name, EXPERIMENTS[name], data)
 
@@ -52,8 +52,8 @@ def reproduce(
     changes: dict[str, Any] = {key: value for key, value in (("runs", runs), ("seed", seed)) if value is not None}
     for experiment in chosen.values():
         module = importlib.import_module(f"structured_voronoi.experiments.{experiment.module}")
-        own = {"data": data} if data is not None and _data_fits(experiment, data) else {}
-        for path in module.run(replace(module.Settings(), **changes, **own), folder):
+        data_setting = {"data": data} if data is not None and _data_fits(experiment, data) else {}
+        for path in module.run(replace(module.Settings(), **changes, **data_setting), folder):
             print(path)
     return 0
 
@@ -71,8 +71,8 @@ def _check_data(name: str, experiment: Experiment, data: str | None) -> None:
         raise SamplingError(f"{name} needs texts with labels; give --data FOLDER with {experiment.data_file}")
 
 
-def _that_can_run(data: str | None) -> dict[str, Experiment]:
-    """All experiments but those that need data which is not there; these are named."""
+def _select_runnable(data: str | None) -> dict[str, Experiment]:
+    """All experiments except those whose data is missing, which are named on stderr."""
     chosen = {}
     for name, experiment in EXPERIMENTS.items():
         if experiment.needs_data and (data is None or not _data_fits(experiment, data)):

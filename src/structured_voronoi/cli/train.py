@@ -37,7 +37,7 @@ def train_lm(
         raise SamplingError(f"--epochs {epochs}: choose a positive number, 1 for example")
     corpus, recipe = load_corpus(data), Recipe(epochs=epochs, seed=seed)
     folder = writable_folder(out)
-    with progress_bar(recipe.steps(len(corpus.train)), show=True, what="training") as tick:
+    with progress_bar(recipe.steps(len(corpus.train)), show=True, label="training") as tick:
         report = train_language_model(corpus, folder, recipe, tick, half)
     print(f"{folder}: held-out perplexity {report['held_out_perplexity']:.2f} a token ({report['texts']:,} texts)")
     return 0
@@ -79,7 +79,7 @@ def train_classifier(
     check_labels(labelled.labels)
     recipe = ClassifierRecipe(kind=kind, epochs=epochs, seed=seed)
     loaded, folder = load_model(model, device), writable_folder(out)
-    with progress_bar(recipe.steps(len(labelled.texts)), show=True, what="training") as tick:
+    with progress_bar(recipe.steps(len(labelled.texts)), show=True, label="training") as tick:
         report = train_classifier(labelled.texts, labelled.labels, loaded, folder, recipe, tick)
     grid = Table("label", "precision", "recall", "F1", "held-out texts")
     for name, scores in report["classes"].items():

@@ -43,12 +43,12 @@ def check_cases(cases: list[Case], chains: int, seed: int) -> int:
 
     grid = Table("sampler", "target", "TV", "floor", "TV/floor", "p", "moved", "verdict")
     failed = done = 0
-    with contextlib.suppress(KeyboardInterrupt), progress_bar(len(cases), show=True, what="verify") as tick:
+    with contextlib.suppress(KeyboardInterrupt), progress_bar(len(cases), show=True, label="verify") as tick:
         for verdict in verdicts(chains, seed, cases):
-            found = verdict.found
+            result = verdict.found
             failed, done = failed + verdict.failed, done + 1
-            numbers = (f"{found.tv:.4f}", f"{found.floor:.4f}", f"{found.ratio:.2f}", f"{found.p_value:.2g}")
-            row = (verdict.case.sampler, verdict.case.target, *numbers, f"{found.moved:.0%}", verdict.word)
+            numbers = (f"{result.tv:.4f}", f"{result.floor:.4f}", f"{result.ratio:.2f}", f"{result.p_value:.2g}")
+            row = (verdict.case.sampler, verdict.case.target, *numbers, f"{result.moved:.0%}", verdict.word)
             grid.add_row(*row, style="bold red" if verdict.failed else None)
             tick()
     Console(width=None if sys.stdout.isatty() else 120).print(grid)

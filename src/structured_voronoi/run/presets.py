@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from structured_voronoi.problem.problem import Problem
 
 TEXT_SCALE = 0.22
-"""Of SVS on text where nothing else is asked for: docs/results.md, efficiency."""
+"""The default scale of SVS on text (docs/results.md, efficiency)."""
 TEXT_DIMENSIONS = 32
-"""Of SVS on text: fewer cost evaluations, more cost time."""
+"""The dimensions of SVS on text: fewer cost more evaluations, more cost more time."""
 DEFAULT_WARMUP = 100
 """Steps of chains that do not start at the truth."""
 PILOT_TRIES, PILOT_CHAINS, PILOT_STEPS = 128, 8, 2
-"""Of `auto`: tries of rejection; chains and steps of svs+refresh."""
+"""The pilot of `auto`: tries of rejection; chains and steps of svs+refresh."""
 
 TEXT_SAMPLERS = {
     "svs+refresh": "SVS and Refresh in turn; exact, the default",
@@ -36,7 +36,7 @@ TEXT_SAMPLERS = {
     "mucola": "MuCoLa; not exact",
     "auto": "the exact one that costs least, found on a pilot",
 }
-"""What `svs sample --sampler` takes."""
+"""The values of `svs sample --sampler`, with a description of each."""
 INEXACT = ("svs-paper", "langevin", "mucola")
 
 Scale = float | Literal["auto"]
@@ -46,12 +46,12 @@ def text_sampler(name: str, scale: Scale = TEXT_SCALE, width: int = TEXT_DIMENSI
     """A sampler for text whose embeddings have ``width`` dimensions; the paper's methods have the paper's settings."""
     import structured_voronoi as sv
 
-    def svs() -> sv.SVS:
+    def make_svs() -> sv.SVS:
         return sv.SVS(scale, dimensions=min(width, TEXT_DIMENSIONS), remember=64)
 
-    make: dict[str, Any] = {
-        "svs+refresh": lambda: sv.Cycle(svs(), sv.Refresh(moves=5)),  # redraws mix globally
-        "svs": svs,
+    makers: dict[str, Any] = {
+        "svs+refresh": lambda: sv.Cycle(make_svs(), sv.Refresh(moves=5)),  # redraws mix globally
+        "svs": make_svs,
         "refresh": lambda: sv.Refresh(),
         "ancestral": lambda: sv.Ancestral(),
         "rejection": lambda: sv.Rejection(),
@@ -61,7 +61,7 @@ def text_sampler(name: str, scale: Scale = TEXT_SCALE, width: int = TEXT_DIMENSI
         "pncg": lambda: sv.PNCG(0.04, guidance="forward"),
         "gwg": lambda: sv.GibbsWithGradients(guidance="forward"),
     }
-    sampler: Sampler = make[name]()
+    sampler: Sampler = makers[name]()
     return sampler
 
 
@@ -70,10 +70,10 @@ class Plan:
     """How texts are going to be drawn."""
 
     name: str
-    """As `text_sampler` knows it, `auto` resolved."""
+    """The name that `text_sampler` takes, with `auto` resolved."""
     sampler: Sampler
     steps: int
-    """Of each chain, up to its text."""
+    """Steps of each chain, up to its text."""
     starts_at_truth: bool
     """Chains start from draws of the target and keep its distribution, so that they need not mix."""
     reason: str | None = None

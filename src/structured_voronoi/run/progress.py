@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 def is_watched() -> bool:
-    """Is somebody watching?"""
+    """Is stderr a terminal, outside CI?"""
     return sys.stderr.isatty() and not os.environ.get("CI")
 
 
@@ -19,13 +19,13 @@ def _silence(note: str = "", steps: int = 1) -> None:
 
 
 class Tick(Protocol):
-    """To be called after each step, with a word on how it goes."""
+    """Called after each step, with a note that the bar shows."""
 
     def __call__(self, note: str = "", steps: int = 1) -> None: ...
 
 
 @contextlib.contextmanager
-def progress_bar(total: int, show: bool, what: str = "sampling") -> Iterator[Tick]:
+def progress_bar(total: int, show: bool, label: str = "sampling") -> Iterator[Tick]:
     """Yields a function to call after each step; the bar shows the time left and the last note."""
     if not (show and is_watched()):
         yield _silence
@@ -49,7 +49,7 @@ def progress_bar(total: int, show: bool, what: str = "sampling") -> Iterator[Tic
         TextColumn("{task.fields[note]}"),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total, note="")
+        task = bar.add_task(label, total=total, note="")
 
         def tick(note: str = "", steps: int = 1) -> None:
             bar.update(task, advance=steps, note=note)

@@ -94,10 +94,10 @@ def sample(
     if recorder.count == 0:
         raise SamplingError("interrupted before the first draw: nothing to return; run again with a shorter warm-up")
     settings = {"chains": chains, "draws": draws, "warmup": warmup, "thin": thin, "seed": seed}
-    return _tree(recorder, sampler, problem, settings, warmup_cost, interrupted)
+    return _make_tree(recorder, sampler, problem, settings, warmup_cost, interrupted)
 
 
-def _tree(
+def _make_tree(
     recorder: Recorder,
     sampler: Sampler,
     problem: Problem,
@@ -119,7 +119,7 @@ def _tree(
     )
     tree.attrs = {
         "sampler": type(sampler).__name__,
-        "sampler_settings": json.dumps(_settings(sampler), default=repr),
+        "sampler_settings": json.dumps(_describe_settings(sampler), default=repr),
         "target": problem.name,
         **settings,
         "warmup_evaluations": warmup_cost,
@@ -129,20 +129,20 @@ def _tree(
     return tree
 
 
-def _settings(sampler: Sampler) -> dict[str, Any]:
+def _describe_settings(sampler: Sampler) -> dict[str, Any]:
     """The settings of a sampler, and of those it is made of, by name."""
     if not dataclasses.is_dataclass(sampler):
         return {"repr": repr(sampler)}
-    found = {field.name: getattr(sampler, field.name) for field in dataclasses.fields(sampler)}
-    parts = found.get("samplers")
+    settings = {field.name: getattr(sampler, field.name) for field in dataclasses.fields(sampler)}
+    parts = settings.get("samplers")
     if isinstance(parts, tuple):
-        found["samplers"] = [{"sampler": type(part).__name__, **_settings(part)} for part in parts]
-    return found
+        settings["samplers"] = [{"sampler": type(part).__name__, **_describe_settings(part)} for part in parts]
+    return settings
 
 
 def start_chains(
     target: Target | Problem, sampler: Sampler, chains: int, seed: int, start: Start = None, stream: str = "run"
 ) -> Chains:
-    """The chains of a run, for those who look at them as they go."""
+    """The chains of a run, to be advanced step by step by the caller."""
     problem = bind(target)
     return Chains(sampler, problem, Rng(seed, chains, stream, problem.device), start)

@@ -21,7 +21,7 @@ from structured_voronoi.targets.language_model import LanguageModel
 
 CHAINS_AT_A_TIME, DRAWS_AT_A_TIME = 16, 64
 LEAST_STEPS = 20
-"""Below so many steps the chains' energies say nothing about mixing, and texts come soon."""
+"""With fewer steps the chains' energies say nothing about mixing, and batches begin small."""
 
 
 class Text(NamedTuple):
@@ -32,9 +32,9 @@ class Text(NamedTuple):
     text: str
     tokens: list[int]
     log_prob: float
-    """Of the language model alone."""
+    """log p under the language model alone."""
     energy: float
-    """U, with everything that weighs on the draw."""
+    """U(m) of the target, with suffix, end and controls."""
     controls: dict[str, float]
     """p(t | m) of every control, by name."""
 
@@ -46,7 +46,7 @@ class Text(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The texts of some chains, and what their way there was like."""
+    """The texts of some chains, and the statistics of their runs."""
 
     texts: list[Text]
     energies: np.ndarray
@@ -76,7 +76,7 @@ def draw_texts(
                 tick(f"energy {float(info.energy.mean()):.2f}")
         total = reduce(merge_infos, infos)
         energies = np.stack([widened(info.energy).cpu().numpy() for info in infos], axis=1)
-        yield Batch(_texts(target, range(begin, end), chains.state.tokens, total), energies, first, total)
+        yield Batch(_make_texts(target, range(begin, end), chains.state.tokens, total), energies, first, total)
 
 
 def _batch_ends(count: int, is_independent: bool, steps: int) -> list[int]:
@@ -88,7 +88,7 @@ def _batch_ends(count: int, is_independent: bool, steps: int) -> list[int]:
     return ends
 
 
-def _texts(target: LanguageModel | Controlled, chains: range, tokens: Tensor, info: Info) -> list[Text]:
+def _make_texts(target: LanguageModel | Controlled, chains: range, tokens: Tensor, info: Info) -> list[Text]:
     language_model = target.model if isinstance(target, Controlled) else target
     log_prob = language_model.log_prob(tokens).tolist()
     scores = target.control_log_probs(tokens) if isinstance(target, Controlled) else {}

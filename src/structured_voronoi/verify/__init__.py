@@ -1,8 +1,8 @@
 """Does a sampler draw what it should? Checks against known truth, the targets that have one, and broken samplers.
 
 >>> import structured_voronoi as sv
->>> found = sv.verify.stationarity(sv.SVS(1.0), sv.verify.random_target(seed=0), chains=2000, steps=4)
->>> found.p_value > 1e-4 and found.moved > 0.3
+>>> result = sv.verify.stationarity(sv.SVS(1.0), sv.verify.random_target(seed=0), chains=2000, steps=4)
+>>> result.p_value > 1e-4 and result.moved > 0.3
 True
 """
 

@@ -20,9 +20,9 @@ from structured_voronoi.verify.stationary import Stationarity, stationarity
 from structured_voronoi.verify.truths import known_targets
 
 LEVEL = 1e-4
-"""A sampler that claims to be exact fails below this p-value …"""
+"""The p-value below which a sampler that claims to be exact fails."""
 LEAST_MOVED = 0.3
-"""… and where fewer chains move than this: who stays at the truth proves nothing."""
+"""The share of chains that must move for a check to count: chains that stay at the truth prove nothing."""
 
 
 class Case(NamedTuple):
@@ -51,12 +51,12 @@ class Verdict(NamedTuple):
 
 
 def cases() -> list[Case]:
-    """Settings in which most chains move. Samplers with a point x need time to spread it over its cell."""
+    """The checked cases, with settings in which most chains move and steps enough to spread a point over its cell."""
     everywhere = ("pairs", "triples", "potts")
-    found = [Case("svs open", target, True, SVS(1.0), 12) for target in everywhere]
-    found += [Case("pncg", target, True, PNCG(4.0), 12) for target in everywhere]
-    found += [Case("gwg", target, True, GibbsWithGradients(), 12) for target in everywhere]
-    found += [
+    listed = [Case("svs open", target, True, SVS(1.0), 12) for target in everywhere]
+    listed += [Case("pncg", target, True, PNCG(4.0), 12) for target in everywhere]
+    listed += [Case("gwg", target, True, GibbsWithGradients(), 12) for target in everywhere]
+    listed += [
         Case("ancestral", "sentences", True, Ancestral(), 1),
         Case("refresh", "controlled", True, Refresh(block=2), 12),
         Case("svs + refresh", "controlled", True, Cycle(SVS(0.8), Refresh(block=2, suffix=False)), 12),
@@ -79,11 +79,11 @@ def cases() -> list[Case]:
         Case("mucola", "pairs", False, MuCoLa(0.5), 12),
         Case("mucola + metropolis", "pairs", False, MuCoLa(0.5, None, metropolis=True), 12),
     ]
-    return found
+    return listed
 
 
-def verdicts(chains: int, seed: int, of_cases: list[Case] | None = None) -> Iterator[Verdict]:
-    """Of all cases, or of some, one after the other, as they are found."""
+def verdicts(chains: int, seed: int, selected: list[Case] | None = None) -> Iterator[Verdict]:
+    """The verdicts on the selected cases (all by default), one after the other."""
     known = known_targets()
-    for case in cases() if of_cases is None else of_cases:
+    for case in cases() if selected is None else selected:
         yield Verdict(case, stationarity(case.settings, known[case.target], chains, case.steps, seed))

@@ -38,13 +38,13 @@ def round_trip(sampler: SVS, target: Target, chains: int = 1000, seed: int = 0) 
     journey = sampler.journey(problem, rng, sampler.init(problem, rng, None))
     start = journey.start
 
-    def turned(particle: Particle) -> Particle:
+    def turn_round(particle: Particle) -> Particle:
         return particle._replace(r=-particle.r)
 
-    there = turned(travel(journey)[0])
-    back = turned(travel(journey._replace(start=there))[0])
+    far_end = turn_round(travel(journey)[0])
+    back = turn_round(travel(journey._replace(start=far_end))[0])
     sigma = journey.flow.sigma if isinstance(journey.flow, Rotation) else 1.0
     distance = (back.x - start.x).flatten(1).norm(dim=-1) / sigma
     distance = torch.where((back.cell == start.cell).all(-1), distance, math.inf)
-    error = (journey.energy(there) - journey.energy(start)).abs() / (1 + journey.energy(start).abs())
-    return RoundTrip(distance, error, (there.cell != start.cell).any(-1))
+    error = (journey.energy(far_end) - journey.energy(start)).abs() / (1 + journey.energy(start).abs())
+    return RoundTrip(distance, error, (far_end.cell != start.cell).any(-1))

@@ -31,7 +31,7 @@ class Stationarity(NamedTuple):
     moved: float
     """Share of chains that ended in another state than they started in: without it the check has no power."""
     evaluations: float
-    """Of a chain."""
+    """Mean evaluations of a chain."""
 
     @property
     def ratio(self) -> float:
@@ -64,26 +64,26 @@ def stationarity(
     for _, info in islice(running, steps):
         cost += float(info.evaluations.double().mean())
     last = running.state.tokens
-    counts, outside = _counts(support, last)
+    counts, outside = _count_states(support, last)
     fit = goodness_of_fit(counts, truth.cpu().numpy())
     moved = float((last != start).any(-1).double().mean())
     p_value = 0.0 if outside else fit.p_value
     return Stationarity(fit.tv + outside / chains, fit.floor, fit.floor_sd, p_value, moved, cost)
 
 
-def _counts(support: Tensor, tokens: Tensor) -> tuple[Int[ndarray, " state"], int]:
+def _count_states(support: Tensor, tokens: Tensor) -> tuple[Int[ndarray, " state"], int]:
     """How often each state of the support occurs, and how many rows are none of them."""
     known: Tensor = torch.unique(support)
     base = len(known) + 1
     weights = base ** torch.arange(support.shape[1] - 1, -1, -1, device=support.device)
 
-    def number(states: Tensor) -> Tensor:
-        place = torch.searchsorted(known, states.contiguous()).clamp(max=len(known) - 1)
-        place = torch.where(known[place] == states, place, base - 1)  # a token of no state
-        return (place * weights).sum(-1)
+    def encode(states: Tensor) -> Tensor:
+        index = torch.searchsorted(known, states.contiguous()).clamp(max=len(known) - 1)
+        index = torch.where(known[index] == states, index, base - 1)  # a token of no state
+        return (index * weights).sum(-1)
 
-    numbers, order = number(support).sort()
-    place = torch.searchsorted(numbers, number(tokens)).clamp(max=len(numbers) - 1)
-    inside = numbers[place] == number(tokens)
-    counts = torch.bincount(order[place[inside]], minlength=len(support)).cpu().numpy()
+    numbers, order = encode(support).sort()
+    index = torch.searchsorted(numbers, encode(tokens)).clamp(max=len(numbers) - 1)
+    inside = numbers[index] == encode(tokens)
+    counts = torch.bincount(order[index[inside]], minlength=len(support)).cpu().numpy()
     return np.asarray(counts), int((~inside).sum())
