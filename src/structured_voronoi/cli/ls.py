@@ -1,4 +1,4 @@
-"""`svs ls`: what there is, in plain words that are printed at once."""
+"""`svs ls`: lists of models, samplers, targets, controls and experiments, without heavy imports."""
 
 from __future__ import annotations
 

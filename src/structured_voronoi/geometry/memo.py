@@ -1,4 +1,4 @@
-"""What a chain remembers of the states it has evaluated.
+"""A memo of the states that each chain has evaluated.
 
 The same gate is often met twice, outward and inward, and again by the next trajectory. Energy and centre are
 functions of the tokens, so a state that was evaluated a moment ago need not be evaluated again.
@@ -18,7 +18,7 @@ EMPTY = -1
 
 
 class Proposal(NamedTuple):
-    """What the target says about a state; ``finite`` is unset where it is impossible or broken."""
+    """The evaluation of a proposed state; ``finite`` is False where the state is impossible or its energy is NaN."""
 
     potential: Float[Tensor, " row"]
     """U(m), plus log μ(C_m) for closed cells, in the widest type."""

@@ -48,14 +48,14 @@ def refracted(speed: Tensor, jump: Tensor) -> Tensor:
 
 
 class Walls(NamedTuple):
-    """What happens at a crossing."""
+    """The rule at a crossing: swap the token, reflect or pass."""
 
     inward: bool
-    """Are bisectors also gates when crossed towards the current token's side?"""
+    """Whether bisectors are also gates when crossed towards the current token's side."""
     reflect: bool
-    """Without enough energy to change the token: turn back, or pass through unchanged?"""
+    """Whether a point without enough energy to change the token is reflected; otherwise it passes unchanged."""
     refract: Callable[[Tensor, Tensor], Tensor] = refracted
-    """With enough: the normal momentum from the old one and the jump of the potential."""
+    """The normal momentum after a change of token, from the one before and the jump of the potential."""
 
 
 OPEN = Walls(inward=True, reflect=False)
@@ -128,7 +128,7 @@ Evaluate = Callable[[Int[Tensor, "row n"]], Proposal]
 
 
 class Tally(NamedTuple):
-    """What happened on the way, per chain."""
+    """The counts of a trajectory, per chain."""
 
     events: Int[Tensor, " chain"]
     """Bisectors met."""
@@ -204,18 +204,18 @@ class _Motion:
         start = journey.start
         p = Particle(*(part.clone() for part in start))
         self.p = p._replace(potential=widened(p.potential))  # as it was at the beginning of the present arc
-        self.left = journey.duration.clone()  # what remains, counted from there
-        self.cursor = fresh_cursor(len(self.left), start.x)
+        self.remaining = journey.duration.clone()  # what remains, counted from there
+        self.cursor = fresh_cursor(len(self.remaining), start.x)
         self.memo = empty_memo(1, start.centre) if memo is None else memo.copy()
         self.met = torch.zeros_like(start.cell[:, 0])  # walls of any kind
         self.counts = self.met.new_zeros(len(self.met), 5)  # the first five of Tally
 
     def to_next_event(self, rows: Tensor) -> Tensor:
         """Take some chains to their next event or to the end; returns the chains that are not at the end."""
-        now, left = _rows(self.p, rows), self.left[rows]
-        hit = self.flow.next(self.cells, now, left, Cursor(*(part[rows] for part in self.cursor)), self.walls)
-        x, r = self.flow.advance(now, hit.time.minimum(left))
-        going = hit.time <= left
+        now, remaining = _rows(self.p, rows), self.remaining[rows]
+        hit = self.flow.next(self.cells, now, remaining, Cursor(*(part[rows] for part in self.cursor)), self.walls)
+        x, r = self.flow.advance(now, hit.time.minimum(remaining))
+        going = hit.time <= remaining
         if not going.all():
             done = ~going
             self.p.x[rows[done]], self.p.r[rows[done]] = x[done], r[done]
@@ -298,7 +298,7 @@ class _Motion:
 
     def _new_arc(self, rows: Tensor, x: Tensor, r: Tensor, time: Tensor) -> None:
         self.p.x[rows], self.p.r[rows] = x, r
-        self.left[rows] -= time
+        self.remaining[rows] -= time
 
 
 def _rows(p: Particle, rows: Tensor) -> Particle:

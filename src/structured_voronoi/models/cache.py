@@ -1,4 +1,4 @@
-"""Models trained for an experiment are kept in the user's cache folder, under a name that says what they depend on."""
+"""Models trained for an experiment are kept in the user's cache folder, under the digest of their recipe and texts."""
 
 from __future__ import annotations
 

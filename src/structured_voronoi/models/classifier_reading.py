@@ -34,13 +34,13 @@ def most_probable_labels(
 
 
 def text_limit(loaded: Loaded, recipe: ClassifierRecipe) -> int:
-    """How many tokens the language model takes in, after the one that a text begins with."""
+    """The most tokens of a text that are read, so that they fit the model's context after its first token."""
     context: int = getattr(loaded.model.config, "max_position_embeddings", None) or recipe.longest + 1
     return min(recipe.longest, context - 1)
 
 
 def encode_texts(texts: list[str], loaded: Loaded, recipe: ClassifierRecipe) -> list[list[int]]:
-    """The tokens of every text, cut to what the language model takes in."""
+    """The tokens of every text, cut to `text_limit`."""
     rows: list[list[int]] = loaded.tokenizer(texts, add_special_tokens=False)["input_ids"]
     empty = [text for text, row in zip(texts, rows, strict=True) if not row]
     if empty:

@@ -90,7 +90,7 @@ def first_token(kind: str, tokenizer: Any) -> int:
 def states_of(
     kind: str, model: Any, first: int, tokens: Int[Tensor, "row n"], embeds: Float[Tensor, "row n d"] | None = None
 ) -> Float[Tensor, "row position d"]:
-    """What the network reads: the tokens' embeddings; for a probe also their hidden states, from the beginning on.
+    """The network's inputs: the tokens' embeddings; for a probe the first token too, and all hidden states.
 
     The last hidden state of a token says more about the next token than about itself, so both are needed.
     """
@@ -104,7 +104,7 @@ def states_of(
 
 
 def identity_of(loaded: Loaded) -> dict[str, Any]:
-    """What tells one language model from another: its vocabulary, and a few numbers of its embeddings."""
+    """The identity of a language model: its vocabulary, and a few numbers of its embeddings."""
     table = loaded.model.get_input_embeddings().weight.detach()
     vocabulary = json.dumps(sorted(loaded.tokenizer.get_vocab().items())).encode()
     rows = torch.linspace(0, len(loaded.tokenizer) - 1, 5, device=table.device).long()

@@ -168,7 +168,7 @@ def checked_start(problem: Problem, start: Int[Tensor, "chain n"], chains: int) 
 
 
 def forgettable_start(problem: Problem, rng: Rng, start: Start) -> Int[Tensor, "chain n"]:
-    """Tokens for samplers that draw each text anew and only count what changed: the given ones, or blank ones."""
+    """Tokens for samplers that draw each text anew: the given ones, or the first allowed token everywhere."""
     if isinstance(start, Tensor):
         return checked_start(problem, start, len(rng))
     _check_start_word(problem, start, len(rng))

@@ -102,7 +102,7 @@ class Problem:
     def evaluate_where(
         self, moved: Bool[Tensor, " chain"], tokens: Int[Tensor, "chain n"], known: Evaluation, guidance: Guidance
     ) -> Evaluation:
-        """The evaluation of chains that have moved; the others keep what is known of them, at no cost."""
+        """Evaluate the chains that have moved; the others keep their known evaluation, at no cost."""
         energy, field = known.energy.clone(), known.field.clone()
         rows = moved.nonzero().squeeze(-1)
         if len(rows):
@@ -175,7 +175,7 @@ class Problem:
         return widened(log_prob.detach()), field.detach().to(self.dtype)
 
     def _check_shapes(self, tokens: Tensor, log_prob: object, field: object) -> None:
-        """Refuse what would be broadcast into nonsense."""
+        """Refuse results of a wrong shape, which would be broadcast silently."""
         expected = {"log_prob": tokens.shape[:1], "gradient": (*tokens.shape, self.embeddings.shape[1])}
         for (name, shape), value in zip(expected.items(), (log_prob, field), strict=True):
             if not isinstance(value, Tensor) or tuple(value.shape) != tuple(shape):

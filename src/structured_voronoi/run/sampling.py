@@ -1,4 +1,4 @@
-"""`sample`: run a sampler on a target and hand back what ArviZ reads."""
+"""`sample`: run a sampler on a target and return a DataTree that ArviZ reads."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class GibbsWithGradients(TokenMetropolis):
     """Settings of Gibbs with gradients."""
 
     temperature: float = 2.0
-    """What the first-order change of log p is divided by in the proposal; 2 makes it locally balanced."""
+    """Divisor of the first-order change of log p in the proposal; 2 makes it locally balanced."""
     guidance: Guidance = "full"
 
     def __post_init__(self) -> None:

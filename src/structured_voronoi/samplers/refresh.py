@@ -1,4 +1,4 @@
-"""Refresh: redraw a block of tokens from the language model, accept by what stands on its right.
+"""Refresh: redraw a block of tokens from the language model, accept by the text on its right.
 
 A block [i, j), chosen without looking at the tokens, is drawn from the model given the tokens before it. The model's
 own probability of the block cancels, so the move is accepted with min(1, p(rest | new)/p(rest | old)), where the rest
@@ -81,8 +81,8 @@ class Refresh:
         check_autoregressive(problem, WHO)
         state, info = self._move(problem, rng, state)
         for _ in range(self.moves - 1):
-            state, more = self._move(problem, rng, state)
-            info = merge_infos(info, more)
+            state, next_info = self._move(problem, rng, state)
+            info = merge_infos(info, next_info)
         return state, info
 
     def log_ratio(self, here: State, there: State, stop: int) -> Float[Tensor, " chain"]:

@@ -99,7 +99,7 @@ class SVS:
     remember: int = 8
     """How many evaluated states a chain remembers, so as not to evaluate them again."""
     memory: int = MEMORY
-    """Bytes that one pass over the vocabulary may hold, and what 64 chains may remember."""
+    """Bytes that one pass over the vocabulary may hold, and that the memos of 64 chains may fill."""
 
     def __post_init__(self) -> None:
         check_positive(turn=self.turn, length=self.length)
@@ -135,7 +135,7 @@ class SVS:
         return PaperSVS(step_size, discontinuity_step, metropolis, base)
 
     def tuned(self, target: Target | Problem, seed: int, start: Start = None) -> SVS:
-        """With the scale that visits the most new states per cost on pilot chains of its own random stream."""
+        """A copy whose scale visits the most new states per evaluation, on pilot chains with their own random stream."""
         if self.scale != "auto" or self.base == "uniform":
             return self
         problem = bind(target)
@@ -205,7 +205,7 @@ class SVS:
 
     @property
     def crossing_rule(self) -> Walls:
-        """What happens where the point meets a wall."""
+        """The rule where the point meets a wall."""
         return OPEN if self.walls == "open" else CLOSED
 
     def synchronise(

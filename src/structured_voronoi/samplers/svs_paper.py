@@ -69,7 +69,7 @@ class PaperSVS(OnVoronoiMeasure):
 
 
 class Drift(NamedTuple):
-    """Where the drift has come to, and with what momentum."""
+    """The end of a drift: the point and the momentum."""
 
     point: Point
     r: Float[Tensor, "chain n d"]

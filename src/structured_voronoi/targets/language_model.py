@@ -128,7 +128,7 @@ class LanguageModel:
 
     @torch.no_grad()
     def redraw(self, tokens: Int[Tensor, "chain n"], start: int, stop: int, choose: Choose) -> Redrawn:
-        """Redraw positions ``start`` to ``stop`` from the model given what stands before them, and score what follows.
+        """Redraw positions ``start`` to ``stop`` from the model given the tokens before them, and score the rest.
 
         Keys and values are kept, so every position goes through the model once, as in one evaluation. In half precision
         that rounds otherwise than one pass over the whole text does, and the text is scored once more by such a pass,
@@ -168,7 +168,7 @@ class LanguageModel:
         return hidden[:, start : start + self.length]
 
     def _predicting_after(self, hidden: Tensor) -> Tensor:
-        """The hidden states from which what stands on the right is predicted."""
+        """The hidden states from which the suffix and the end are predicted."""
         start = len(self._before) + self.length - 1
         return hidden[:, start : start + len(self._after)]
 
@@ -222,7 +222,7 @@ class LanguageModel:
 
     @property
     def _graph_bytes(self) -> int:
-        """Roughly what the backward pass of one row keeps: some twenty numbers a layer, position and dimension."""
+        """A rough size of one row's graph for the backward pass: twenty numbers a layer, position and dimension."""
         config = self.model.config
         positions = len(self._before) + self.length + len(self._after)
         return int(20 * config.num_hidden_layers * config.hidden_size * positions * self.embeddings.element_size())

@@ -1,4 +1,4 @@
-"""What `svs verify` checks: every sampler, the target it runs on, and whether it claims to be exact there."""
+"""The cases of `svs verify`: a sampler, the target it runs on, and whether it claims to be exact there."""
 
 from __future__ import annotations
 
