@@ -135,7 +135,7 @@ class SVS:
         return PaperSVS(step_size, discontinuity_step, metropolis, base)
 
     def tuned(self, target: Target | Problem, seed: int, start: Start = None) -> SVS:
-        """A copy whose scale visits the most new states per evaluation, on pilot chains with their own random stream."""
+        """A copy with the scale that visits the most new states per evaluation on pilot chains (a separate stream)."""
         if self.scale != "auto" or self.base == "uniform":
             return self
         problem = bind(target)
