@@ -25,6 +25,11 @@ class NoBoundError(SamplingError):
     """Scores have no bound, or exceed the declared one, so that rejection would not be exact."""
 
 
+def one_line(error: Exception, longest: int = 200) -> str:
+    """The message of somebody else's error on one line, cut where it goes on and on."""
+    return " ".join(str(error).split())[:longest]
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The tail of an error about an unknown name: the nearest known one, then all of them."""
     names = sorted(known)
@@ -109,7 +114,6 @@ def usable_device(device: Any) -> Any:
     try:
         return torch.empty(0, device=device).device
     except Exception as error:  # torch raises many kinds
-        message = " ".join(str(error).split())[:120]
         raise SamplingError(
-            f"device {str(device)!r} cannot be used here ({message}); use cpu, or a device you have"
+            f"device {str(device)!r} cannot be used here ({one_line(error, 120)}); use cpu, or a device you have"
         ) from error

@@ -330,3 +330,16 @@ def flat(state: Any) -> list[Tensor]:
     if isinstance(state, Tensor):
         return [state]
     return [part for inner in state for part in flat(inner)] if isinstance(state, tuple) else []
+
+
+def test_a_mask_that_the_model_hardly_ever_meets_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from structured_voronoi.samplers import ancestral
+
+    monkeypatch.setattr(ancestral, "MASKED_TRIES", 50)
+    target = masked_sentences(controlled=False)
+    table = target.model.clone()
+    table[2] += 60.0  # what is not allowed is almost certain
+    target = AutoregressiveTable(target.embeddings, table)
+    target.allowed = torch.arange(5) != 2  # type: ignore[attr-defined]
+    with pytest.raises(sv.SamplingError, match="50 texts of one chain in turn were refused.*allow more of them"):
+        sv.sample(target, sv.Ancestral(), chains=2, draws=1, progress=False)

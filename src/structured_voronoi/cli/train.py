@@ -65,7 +65,7 @@ def train_classifier(
     from rich.console import Console
     from rich.table import Table
 
-    from structured_voronoi.models.classifier_training import check_labels, train_classifier
+    from structured_voronoi.models.classifier_training import SHORT, SHORT_F1, check_labels, train_classifier
     from structured_voronoi.models.classifiers import ClassifierRecipe
     from structured_voronoi.models.corpora import labelled_texts
     from structured_voronoi.models.folders import writable_folder
@@ -87,6 +87,6 @@ def train_classifier(
     Console(width=None if sys.stdout.isatty() else 120).print(grid)
     print(
         f"{folder}: macro-F1 {report['macro_f1']:.3f} on {report['held_out_texts']:,} held-out texts "
-        f"({report['macro_f1_of_20_tokens']:.3f} cut to 20 tokens); {report['parameters']:,} parameters"
+        f"({report[SHORT_F1]:.3f} cut to {SHORT} tokens); {report['parameters']:,} parameters"
     )
     return 0

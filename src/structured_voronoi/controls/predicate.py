@@ -105,7 +105,7 @@ class Predicate:
         value = float(answer)
         if self.kind == "log_score":
             if isinstance(answer, bool):
-                return 0.0 if answer else -math.inf
+                value = 0.0 if answer else -math.inf
             if value > self.bound:
                 raise SamplingError(
                     f"the control {self.name} gave {value} for the text {text!r}, above its bound of {self.bound}; "

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.errors import SamplingError, did_you_mean, usable_device
+from structured_voronoi.errors import SamplingError, did_you_mean, one_line, usable_device
 from structured_voronoi.models.loading import check_complete, quiet_libraries
 from structured_voronoi.streams import in_blocks
 
@@ -46,9 +46,8 @@ class TextClassifier:
                 str(name), trust_remote_code=False, use_safetensors=True, output_loading_info=True
             )
         except Exception as error:  # the libraries below raise many kinds; each means that this model cannot be had
-            message = " ".join(str(error).split())[:200]
             raise SamplingError(
-                f"the text classifier {str(name)!r} cannot be loaded ({type(error).__name__}: {message}); "
+                f"the text classifier {str(name)!r} cannot be loaded ({type(error).__name__}: {one_line(error)}); "
                 "check the folder, or the hub name and the connection"
             ) from error
         check_complete(f"the text classifier {str(name)!r}", loading_info)

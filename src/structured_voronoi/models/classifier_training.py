@@ -20,7 +20,7 @@ from structured_voronoi.models.classifier_reading import encode_texts, most_prob
 from structured_voronoi.models.classifiers import NETWORKS, ClassifierRecipe, Kind, identity_of, save_classifier
 from structured_voronoi.models.loading import Loaded
 
-SHORT = 20
+SHORT, SHORT_F1 = 20, "macro_f1_of_20_tokens"
 """Texts are judged whole and cut to this many tokens, the default length of a sampled text."""
 
 
@@ -73,7 +73,7 @@ def train_classifier(
     )
     report = {
         **whole_report,
-        f"macro_f1_of_{SHORT}_tokens": short_report["macro_f1"],
+        SHORT_F1: short_report["macro_f1"],
         "texts": len(train_rows),
         "held_out_texts": len(held_out_rows),
         "parameters": sum(part.numel() for part in network.parameters()),

@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from structured_voronoi.errors import SamplingError
+from structured_voronoi.errors import SamplingError, one_line
 from structured_voronoi.models.loading import Loaded, hidden_states
 
 Kind = Literal["light", "probe"]
@@ -155,9 +155,8 @@ def load_classifier(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
         network = NETWORKS[config["classifier"]](config["model"]["width"], config["hidden"], len(config["labels"]))
         network.load_state_dict(tensors)
     except Exception as error:  # the libraries below raise many kinds; each means that the folder is of no use
-        message = " ".join(str(error).split())[:200]
         raise SamplingError(
-            f"classifier {folder} cannot be loaded ({type(error).__name__}: {message}); "
+            f"classifier {folder} cannot be loaded ({type(error).__name__}: {one_line(error)}); "
             "give a folder written by `svs train classifier`"
         ) from error
     return network.eval().requires_grad_(False), config

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from structured_voronoi.errors import SamplingError, usable_device
+from structured_voronoi.errors import SamplingError, one_line, usable_device
 
 BUNDLED = Path(__file__).parent / "bundled"
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -87,7 +87,7 @@ def check_complete(subject: str, loading_info: dict[str, Any]) -> None:
 
 def _explain_failure(name: str, error: Exception) -> str:
     """One line about why a model did not load, with the remedy."""
-    message, path = " ".join(str(error).split())[:200], Path(name)
+    message, path = one_line(error), Path(name)
     if path.suffix == ".gguf" and isinstance(error, ImportError):
         return f"model {name} needs more packages ({message}); pip install 'structured-voronoi[gguf]'"
     if path.is_dir() and not list(path.glob("*.safetensors")) and list(path.glob("*.bin")):

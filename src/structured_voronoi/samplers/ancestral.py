@@ -21,8 +21,8 @@ from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.streams import Rng, widened
 
 WHO = "ancestral sampling"
-TRIES = 20
-"""Texts without a finite log p that a chain may draw in turn."""
+TRIES, MASKED_TRIES = 20, 10_000
+"""Texts without a finite log p that a chain may draw in turn; texts refused because the mask is not the model's own."""
 
 
 class State(NamedTuple):
@@ -60,6 +60,11 @@ class Ancestral:
                 raise SamplingError(
                     f"the model had no finite log p for {TRIES} texts of one chain in turn; its weights may be "
                     "damaged, or its dtype too narrow: try another"
+                )
+            if int(refused.max()) == MASKED_TRIES:
+                raise SamplingError(
+                    f"{MASKED_TRIES:,} texts of one chain in turn were refused: the model hardly ever draws the tokens "
+                    "that are `allowed`; allow more of them, or mask the conditionals of the target itself"
                 )
             row_rng = rng.select(rows)
             tokens[rows], energy[rows], drawn[rows] = _draw(problem, row_rng)
