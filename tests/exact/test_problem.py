@@ -341,5 +341,5 @@ def test_a_mask_that_the_model_hardly_ever_meets_ends_with_an_error(monkeypatch:
     table[2] += 60.0  # what is not allowed is almost certain
     target = AutoregressiveTable(target.embeddings, table)
     target.allowed = torch.arange(5) != 2  # type: ignore[attr-defined]
-    with pytest.raises(sv.SamplingError, match="50 texts of one chain in turn were refused.*allow more of them"):
+    with pytest.raises(sv.SamplingError, match=r"50 texts of one chain in turn were refused.*allow more of them"):
         sv.sample(target, sv.Ancestral(), chains=2, draws=1, progress=False)

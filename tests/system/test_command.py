@@ -43,7 +43,9 @@ def test_help_teaches_and_imports_nothing_heavy() -> None:
 
 
 def test_texts_under_control_cross_few_files() -> None:
-    code, files, *_ = imported("sample", "-n", "1", "--length", "4", "--warmup", "1", "--control", "food=Italian").split()
+    code, files, *_ = imported(
+        "sample", "-n", "1", "--length", "4", "--warmup", "1", "--control", "food=Italian"
+    ).split()
     assert code == "0"
     assert int(files) <= 22
 
