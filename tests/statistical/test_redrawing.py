@@ -16,8 +16,8 @@ from structured_voronoi.targets.tabular import AutoregressiveTable
 from structured_voronoi.verify.twins import GibbsWithoutReverse, PNCGWithoutReverse, RefreshWithoutRatio
 
 SEED = 8
-"""All chains redraw the same blocks, which the seed decides; with this one the last is no whole redraw, which on a plain
-model would bring any chain to the truth and hide what was wrong before."""
+"""All chains redraw the same blocks, which the seed decides; with this one the last is no whole redraw, which on a
+plain model would bring any chain to the truth and hide what was wrong before."""
 ONE = sv.Refresh(block=1, suffix=False)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +31,8 @@ def jensen_shannon(counts: Int[ndarray, "*batch state"], truth: Float[ndarray, "
     return np.asarray(both / 2)
 
 
-class Fit(NamedTuple):
+@dataclass(frozen=True)
+class Fit:
     """How an empirical distribution compares with as many independent draws."""
 
     tv: float

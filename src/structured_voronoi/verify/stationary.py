@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,34 +13,19 @@ from torch import Tensor
 
 from structured_voronoi.contracts import Chains, Enumerable, Sampler
 from structured_voronoi.errors import SamplingError, check_count
-from structured_voronoi.metrics.divergence import goodness_of_fit
+from structured_voronoi.metrics.divergence import Fit, goodness_of_fit
 from structured_voronoi.problem.problem import bind
 from structured_voronoi.streams import Rng
 
 
-class Stationarity(NamedTuple):
-    """Where the chains ended, beside as many independent draws from the truth."""
+@dataclass(frozen=True)
+class Stationarity(Fit):
+    """Where the chains ended, beside as many independent draws from the truth; p_value is 0 if one left the support."""
 
-    tv: float
-    """Total variation between the chains' last states and the truth."""
-    floor: float
-    """Its mean over sets of as many independent draws."""
-    floor_sd: float
-    p_value: float
-    """Chi-square test against the truth, states pooled to expected counts of at least 5; 0 if a chain leaves them."""
     moved: float
     """Share of chains that ended in another state than they started in: without it the check has no power."""
     evaluations: float
-    """Mean evaluations of a chain."""
-
-    @property
-    def ratio(self) -> float:
-        return self.tv / self.floor
-
-    @property
-    def z(self) -> float:
-        """How many standard deviations of independent sets the total variation lies above their mean."""
-        return (self.tv - self.floor) / self.floor_sd
+    """Of a chain."""
 
 
 def stationarity(
