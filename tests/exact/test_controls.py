@@ -333,6 +333,7 @@ def test_a_sequence_classifier_on_the_decoded_text(tmp_path: Path) -> None:
         TextClassifier.load(tmp_path, "sad")
 
 
+@pytest.mark.slow
 def test_chains_start_from_texts_that_satisfy_hard_constraints() -> None:
     """Each is met by few ancestral texts; a chain's start does not depend on the chains beside it."""
     model = sv.LanguageModel.load("bundled", length=16)

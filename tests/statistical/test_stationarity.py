@@ -84,9 +84,12 @@ BIASED = {
 """Chains that show the bias of those who do not."""
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in cases() if case.claims_exact], ids=lambda case: f"{case.sampler}, {case.target}"
-)
+def param(case: Case) -> Any:
+    is_large = case.claims_exact and EXACT[case.sampler][0] >= 50_000
+    return pytest.param(case, id=f"{case.sampler}, {case.target}", marks=[pytest.mark.slow] if is_large else [])
+
+
+@pytest.mark.parametrize("case", [param(case) for case in cases() if case.claims_exact])
 def test_who_claims_to_be_exact_is(case: Case) -> None:
     chains, twins = EXACT[case.sampler]
     target = sv.verify.known_targets()[case.target]
@@ -100,9 +103,7 @@ NO_BIAS_SEEN: dict[str, tuple[int, Any]] = {
 """They do not claim to be exact, but are too near for these many chains to tell; what they mend is seen at once."""
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in cases() if not case.claims_exact], ids=lambda case: f"{case.sampler}, {case.target}"
-)
+@pytest.mark.parametrize("case", [param(case) for case in cases() if not case.claims_exact])
 def test_who_is_biased_by_design_is_seen_to_be_or_has_no_bias_to_see(case: Case) -> None:
     target = sv.verify.known_targets()[case.target]
     if case.sampler in NO_BIAS_SEEN:
