@@ -185,7 +185,7 @@ class LanguageModel:
     def _gather_log_probs(self, hidden: Tensor, ids: Tensor, masked: bool = True) -> Float[Tensor, "chain position"]:
         """log p of these tokens, from the hidden states that predict them, some rows of logits at a time."""
         rows, chosen = hidden.flatten(0, 1), ids.flatten()[:, None]
-        size = block_rows(3 * 4 * len(self.embeddings), self.memory)
+        size = block_rows(4 * 4 * len(self.embeddings), self.memory)
         parts = [
             self._log_probs(rows[i : i + size], masked).gather(-1, chosen[i : i + size])
             for i in range(0, max(1, len(rows)), size)
@@ -195,7 +195,7 @@ class LanguageModel:
     def _slope(self, tokens: Tensor, hidden: Tensor) -> Float[Tensor, "chain position d"]:
         """The gradient of log p(m) at the last hidden states: v_w - Σ_j p_j v_j where each token w is predicted."""
         slope, table = torch.zeros_like(hidden), self.embeddings.to(working_dtype(self.embeddings))
-        size = block_rows(3 * 4 * len(self.embeddings), self.memory)
+        size = block_rows(4 * 4 * len(self.embeddings), self.memory)
         predicted = [(self._predicting, tokens, True)]
         if len(self._after):
             predicted.append((self._predicting_after, self._after.expand(len(tokens), -1), False))

@@ -20,7 +20,7 @@ class RoundTrip(NamedTuple):
     """How far from the start each trajectory came back."""
 
     distance: Float[Tensor, " chain"]
-    """In units of σ (of the embeddings' own for the uniform base); infinite where other tokens came back."""
+    """Of x, in units of σ (of the embeddings' own for the uniform base), and of r; infinite where the tokens differ."""
     energy_error: Float[Tensor, " chain"]
     """|H' - H| / (1 + |H|) on the way out."""
     swapped: Bool[Tensor, " chain"]
@@ -44,7 +44,8 @@ def round_trip(sampler: SVS, target: Target, chains: int = 1000, seed: int = 0) 
     far_end = turn_round(travel(journey)[0])
     back = turn_round(travel(journey._replace(start=far_end))[0])
     sigma = journey.flow.sigma if isinstance(journey.flow, Rotation) else 1.0
-    distance = (back.x - start.x).flatten(1).norm(dim=-1) / sigma
+    apart = torch.stack([(back.x - start.x) / sigma, back.r - start.r])
+    distance = apart.flatten(2).norm(dim=-1).amax(0)
     distance = torch.where((back.cell == start.cell).all(-1), distance, math.inf)
     error = (journey.energy(far_end) - journey.energy(start)).abs() / (1 + journey.energy(start).abs())
     return RoundTrip(distance, error, (far_end.cell != start.cell).any(-1))
