@@ -20,21 +20,27 @@ from structured_voronoi.run.presets import plan_texts
 from structured_voronoi.run.texts import draw_texts
 
 LOGITS = """
-import resource, sys
+import sys
 import torch, transformers
 import structured_voronoi as sv
 from structured_voronoi.models.loading import BUNDLED
 
 torch.set_num_threads(1)
+
+def peak():  # of this process alone: what getrusage says includes the process that started it
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
 config = transformers.GPT2Config(vocab_size=50_257, n_positions=128, n_embd=32, n_layer=1, n_head=2)
 network = transformers.GPT2LMHeadModel(config).eval().requires_grad_(False)
 words = transformers.AutoTokenizer.from_pretrained(BUNDLED)
 model = sv.LanguageModel(network, words, length=64, allowed=list(range(50_000)), memory=int(sys.argv[1]))
 tokens = torch.randint(50_000, (64, 64))
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
 for score in (model.log_prob, model.log_prob_and_grad):
     score(tokens)
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+print(peak() - before)
 """
 
 
