@@ -16,10 +16,13 @@ if TYPE_CHECKING:
     from structured_voronoi import verify as verify
     from structured_voronoi.contracts import Info as Info
     from structured_voronoi.errors import SamplingError as SamplingError
+    from structured_voronoi.lookahead.lookahead import Lookahead as Lookahead
+    from structured_voronoi.run.probability import probability as probability
     from structured_voronoi.run.sampling import sample as sample
     from structured_voronoi.samplers.ancestral import Ancestral as Ancestral
     from structured_voronoi.samplers.cycle import Cycle as Cycle
     from structured_voronoi.samplers.fudge import Fudge as Fudge
+    from structured_voronoi.samplers.guided import Guided as Guided
     from structured_voronoi.samplers.gwg import GibbsWithGradients as GibbsWithGradients
     from structured_voronoi.samplers.hmc import HMC as HMC
     from structured_voronoi.samplers.langevin import Langevin as Langevin
@@ -41,6 +44,7 @@ _HOMES = {
     "SamplingError": "errors",
     "Info": "contracts",
     "sample": "run.sampling",
+    "probability": "run.probability",
     "SVS": "samplers.svs",
     "HMC": "samplers.hmc",
     "Langevin": "samplers.langevin",
@@ -52,6 +56,8 @@ _HOMES = {
     "Rejection": "samplers.rejection",
     "Fudge": "samplers.fudge",
     "Cycle": "samplers.cycle",
+    "Guided": "samplers.guided",
+    "Lookahead": "lookahead.lookahead",
     "CategoricalTarget": "targets.categorical",
     "TabularTarget": "targets.tabular",
     "PottsTarget": "targets.potts",

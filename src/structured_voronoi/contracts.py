@@ -6,6 +6,7 @@ All are protocols: any object with these attributes will do, there is no base cl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -59,6 +60,8 @@ class Autoregressive(Target, Protocol):
     * ``masks_itself``: True if ``conditionals`` leave out tokens that are not ``allowed``; otherwise they are masked;
     * ``normalised``: False where ``log_prob`` is not the sum of the tokens' log-probabilities;
     * ``log_bound``, a number: log_prob never exceeds that sum by more; rejection needs it;
+    * ``log_factors(tokens) -> {name: (chains,)}``: the terms that log_prob has besides, each minus its bound; a
+      lookahead learns them one by one, and ``patterns``, {name: Pattern}, are those that it can compile instead;
     * ``why_above_bound(tokens) -> str``: what exceeds the bound, for the error when something does;
     * ``temperature``, if not 1: redraws are refused, as the conditionals of p^(1/T) are not those of p.
     """
@@ -80,6 +83,8 @@ TARGET_ABILITIES = {
     "masks_itself": "value",
     "normalised": "value",
     "log_bound": "value",
+    "log_factors": "method",
+    "patterns": "value",
     "why_above_bound": "method",
     "temperature": "value",
 }
@@ -108,7 +113,8 @@ class Control(Protocol):
     * ``log_prob_and_grad(tokens, texts) -> (log_prob, (chains, N, d))``: also its gradient at the embeddings;
     * ``log_prob_and_guide(tokens, texts)``: the same without a backward pass through the language model;
     * ``bind(model) -> Control``: the control made ready for a language model, or an error if it does not fit;
-    * ``bound``, a number: scores never exceed it, so that rejection is possible; 0 if absent.
+    * ``bound``, a number: scores never exceed it, so that rejection is possible; 0 if absent;
+    * ``pattern``, a Pattern: texts that match it score 0, others -inf; a lookahead compiles it.
     """
 
     @property
@@ -123,7 +129,21 @@ CONTROL_ABILITIES = {
     "log_prob_and_guide": "method",
     "bind": "method",
     "bound": "value",
+    "pattern": "value",
 }
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """What a text must match, or must not."""
+
+    expression: str
+    """As Python's `re` reads it."""
+    ignore_case: bool = False
+    whole: bool = False
+    """Must the whole text match, or some part of it?"""
+    negated: bool = False
+
 
 BOUND_TOLERANCE = 1e-4
 """By how much rounding may lift a score above its bound."""

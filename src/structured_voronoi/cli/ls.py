@@ -22,6 +22,7 @@ SAMPLERS = {
     "GibbsWithGradients": "one position at a time, proposed by the gradient; exact",
     "Refresh": "blocks of tokens redrawn from the language model; exact",
     "Cycle": "several samplers in turn",
+    "Guided": "texts proposed with a lookahead, chosen by weight; exact",
     "Ancestral": "each token given those before it; exact where nothing stands on the right",
     "Rejection": "drawn from the language model, accepted by the controls; exact",
     "Fudge": "each token weighed by a classifier of prefixes; not exact",

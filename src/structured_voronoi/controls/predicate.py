@@ -6,13 +6,14 @@ import math
 import numbers
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from structured_voronoi.contracts import Pattern
 from structured_voronoi.errors import SamplingError, did_you_mean
 
 Kind = Literal["auto", "probability", "log_score"]
@@ -35,6 +36,8 @@ class Predicate:
     name: str = ""
     kind: Kind = "auto"
     bound: float = math.nan
+    pattern: Pattern | None = None
+    """What the function looks for, if that is a regular expression: a lookahead compiles it."""
 
     def __post_init__(self) -> None:
         if not callable(self.function):
@@ -53,28 +56,35 @@ class Predicate:
         parts = [re.escape(part) for part in words.split()]
         if not parts:
             raise SamplingError(f"the keyword {words!r} is empty; give a word or a phrase, for example keyword=river")
-        pattern = re.compile(r"(?<!\w)" + r"\s+".join(parts) + r"(?!\w)", re.IGNORECASE)
-        return cls(lambda text: pattern.search(text) is not None, f"keyword={words}")
+        pattern = Pattern(r"(?<!\w)" + r"\s+".join(parts) + r"(?!\w)", ignore_case=True)
+        return cls._matching(pattern, f"keyword={words}")
 
     @classmethod
-    def regex(cls, pattern: str) -> Predicate:
-        """Does the regular expression match somewhere in the text?"""
+    def regex(cls, pattern: str, whole: bool = False) -> Predicate:
+        """Does the regular expression match somewhere in the text, or the ``whole`` of it?"""
         if not pattern:
             raise SamplingError(
                 "the regular expression is empty, so every text matches; give one, for example regex=^The"
             )
         try:
-            compiled = re.compile(pattern)
+            re.compile(pattern)
         except re.error as error:
             raise SamplingError(
                 f"{pattern!r} is not a regular expression ({error}); correct it, or escape special characters with \\"
             ) from error
-        return cls(lambda text: compiled.search(text) is not None, f"regex={pattern}")
+        return cls._matching(Pattern(pattern, whole=whole), f"regex={pattern}")
+
+    @classmethod
+    def _matching(cls, pattern: Pattern, name: str) -> Predicate:
+        compiled = re.compile(pattern.expression, re.IGNORECASE if pattern.ignore_case else 0)
+        match = compiled.fullmatch if pattern.whole else compiled.search
+        return cls(lambda text: match(text) is not None, name, pattern=pattern)
 
     def __invert__(self) -> Predicate:
         if self.kind == "log_score":
             raise SamplingError(f"{self.name} gives log-scores, which have no opposite; negate the function itself")
-        return Predicate(lambda text: 1.0 - self._answer(text), f"not {self.name}", "probability")
+        pattern = None if self.pattern is None else replace(self.pattern, negated=not self.pattern.negated)
+        return Predicate(lambda text: 1.0 - self._answer(text), f"not {self.name}", "probability", pattern=pattern)
 
     def log_prob(self, tokens: Int[Tensor, "chain n"], texts: list[str]) -> Float[Tensor, " chain"]:
         return torch.tensor([self._score(text) for text in texts], dtype=torch.float64, device=tokens.device)

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from structured_voronoi.contracts import TARGET_ABILITIES, Guidance, Target
+from structured_voronoi.contracts import TARGET_ABILITIES, Guidance, Pattern, Target
 from structured_voronoi.errors import SamplingError, check_positive, refuse_misspelt
 from structured_voronoi.geometry.cells import Cells, cells_of, spacing, working_dtype
 from structured_voronoi.streams import MEMORY, in_blocks, widened
@@ -78,6 +78,8 @@ class Problem:
         self.masks = self._leaves_out_tokens() and not getattr(target, "masks_itself", False)
         self.normalised = bool(getattr(target, "normalised", True))
         self.relaxed_target = getattr(target, "relaxed_target", None)
+        self.log_factors = getattr(target, "log_factors", None)
+        self.patterns: dict[str, Pattern] = getattr(target, "patterns", {})
         self.why_impossible = getattr(target, "why_impossible", None)
         self.why_above_bound = getattr(target, "why_above_bound", None)
 

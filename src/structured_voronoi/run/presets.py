@@ -20,11 +20,14 @@ TEXT_DIMENSIONS = 32
 """The dimensions of SVS on text: fewer cost more evaluations, more cost more time."""
 DEFAULT_WARMUP = 100
 """Steps of chains that do not start at the truth."""
+GUIDED_WARMUP = 4
+"""Of chains that start from their own proposals, chosen by weight, and choose again in every step."""
 PILOT_TRIES, PILOT_CHAINS, PILOT_STEPS = 128, 8, 2
 """The pilot of `auto`: tries of rejection; chains and steps of svs+refresh."""
 
 TEXT_SAMPLERS = {
     "svs+refresh": "SVS and Refresh in turn; exact, the default",
+    "guided": "Guided by a lookahead that is fitted first; exact, best where controls are rare",
     "rejection": "Rejection; exact, best where controls are not rare",
     "svs": "SVS alone; exact, finds what fits between neighbours",
     "refresh": "Refresh alone; exact",
@@ -55,6 +58,7 @@ def text_sampler(name: str, scale: Scale = TEXT_SCALE, width: int = TEXT_DIMENSI
         "refresh": lambda: sv.Refresh(),
         "ancestral": lambda: sv.Ancestral(),
         "rejection": lambda: sv.Rejection(),
+        "guided": lambda: sv.Guided(),
         "svs-paper": lambda: sv.SVS.paper(1.0, 0.4, metropolis=False),
         "langevin": lambda: sv.Langevin(1.0),
         "mucola": lambda: sv.MuCoLa(1.0),
@@ -108,9 +112,13 @@ def plan_texts(
 
     check_sampler_name(name)
     problem, reason = bind(target), None
+    if problem.patterns:
+        from structured_voronoi.lookahead.lookahead import check_patterns
+
+        check_patterns(problem)
     starts_at_truth = problem.normalised and start in (None, "ancestral") and name not in INEXACT
     if warmup is None:
-        warmup = 0 if starts_at_truth else DEFAULT_WARMUP
+        warmup = 0 if starts_at_truth else GUIDED_WARMUP if name == "guided" else DEFAULT_WARMUP
     if name == "auto":
         name, reason = cheapest_sampler(problem, seed, warmup + thin, scale)
     sampler = text_sampler(name, scale, problem.embeddings.shape[1])

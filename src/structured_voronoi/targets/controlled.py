@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.contracts import BOUND_TOLERANCE, CONTROL_ABILITIES, Choose, Control, Redrawn
+from structured_voronoi.contracts import BOUND_TOLERANCE, CONTROL_ABILITIES, Choose, Control, Pattern, Redrawn
 from structured_voronoi.errors import NoBoundError, SamplingError, refuse_misspelt
 from structured_voronoi.streams import widened
 from structured_voronoi.targets.language_model import LanguageModel
@@ -29,6 +29,7 @@ class _Weighted(NamedTuple):
     bound: float
     guide: Steering | None
     gradient: Steering | None
+    pattern: Pattern | None
 
 
 class Controlled:
@@ -54,7 +55,7 @@ class Controlled:
         if repeated:
             raise SamplingError(f"two controls are called {repeated.pop()!r}; leave one out, or give it another name")
         self.embeddings, self.length, self.allowed = model.embeddings, model.length, model.allowed
-        self.tokenizer, self.decode = model.tokenizer, model.decode
+        self.tokenizer, self.decode, self.prompt = model.tokenizer, model.decode, model.prompt
         self.conditionals, self.token_log_probs = model.conditionals, model.token_log_probs
 
     def log_prob(self, tokens: Int[Tensor, "chain n"]) -> Float[Tensor, " chain"]:
@@ -89,6 +90,27 @@ class Controlled:
                 )
             total += weight * bound if weight else 0.0
         return total
+
+    def log_factors(self, tokens: Int[Tensor, "chain n"]) -> dict[str, Float[Tensor, " chain"]]:
+        """weight_k (score_k - bound_k) of every control, and log p of what stands on the right of the tokens."""
+        texts, like = self.texts(tokens), widened(self.embeddings.new_zeros(len(tokens)))
+        factors = {
+            control.name: weight * (_check_scores(control, control.log_prob(tokens, texts), like) - bound)
+            for control, weight, bound, *_ in self._weighted
+            if weight
+        }
+        if not self.model.normalised:
+            factors["what follows"] = widened(self.model.log_prob(tokens) - self.model.token_log_probs(tokens).sum(-1))
+        return factors
+
+    @property
+    def patterns(self) -> dict[str, Pattern]:
+        """The patterns of the controls that are nothing else."""
+        return {
+            weighted.control.name: weighted.pattern
+            for weighted in self._weighted
+            if weighted.weight and weighted.pattern is not None
+        }
 
     def why_above_bound(self, tokens: Int[Tensor, "chain n"]) -> str:
         """Which control gives one of these texts a score above its bound."""
@@ -158,6 +180,7 @@ def _bind_control(control: Control, weight: object, model: LanguageModel) -> _We
         float(getattr(bound_control, "bound", 0.0)),
         getattr(bound_control, "log_prob_and_guide", None),
         getattr(bound_control, "log_prob_and_grad", None),
+        getattr(bound_control, "pattern", None),
     )
 
 

@@ -1,0 +1,165 @@
+"""How heads are fitted: a pilot of the model's own texts, labels for every prefix of them, and a choice of size.
+
+For a compiled pattern a text says more than whether it matched. Along it the model's next-token probabilities p_t are
+known, so that r_t(s) = Σ_v p_t(v) r_{t+1}(δ(s, v)) can be computed backwards for every state s: the chance of success
+if the future's contexts were those of this text. These labels are smooth and never all zero.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from structured_voronoi.errors import SamplingError, check_count
+from structured_voronoi.lookahead.heads import SIZES, Head, PatternHead, Size
+from structured_voronoi.lookahead.lookahead import (
+    Lookahead,
+    factor_names,
+    hidden_features,
+    log_factors,
+    untrained,
+)
+from structured_voronoi.problem.drawing import redraw_by
+from structured_voronoi.problem.problem import Problem
+from structured_voronoi.streams import Rng, block_rows, in_blocks, inverse_cdf, widened
+
+STEPS, BATCH, LEARNING_RATE, WEIGHT_DECAY = 400, 64, 2e-3, 0.1
+"""Of the training of a head; a batch is so many texts, with all their prefixes."""
+CHECKED = 128
+"""Texts drawn to judge a lookahead by their effective share."""
+DELTAS = (1e-3, 0.1, 1.0)
+"""Shares of the plain model that are tried where something is learnt from scores alone."""
+LEAST_LABEL = 1e-12
+
+
+class Pilot(NamedTuple):
+    """Texts of the model, what it thought on the way, and the labels of every prefix."""
+
+    hidden: Float[Tensor, "text n d"]
+    tokens: Int[Tensor, "text n"]
+    labels: dict[str, Float[Tensor, "text n output"]]
+
+
+def fit_lookahead(problem: Problem, texts: int, seed: int, progress: bool) -> Lookahead:
+    """Heads of every size, trained on one pilot; the size and δ are those whose draws have the best effective share."""
+    check_count(texts=texts)
+    names = factor_names(problem)
+    blank = untrained(problem, dict.fromkeys(names, SIZES[0]), DELTAS[0])
+    pilot = draw_pilot(problem, blank, texts, seed)
+    _refuse_hopeless(blank, pilot)
+    trained = {size: _train(problem, dict.fromkeys(names, size), pilot, seed) for size in SIZES}
+    learns_scores = any(not isinstance(head, PatternHead) for head in blank.heads.values())
+    candidates = [
+        Lookahead(lookahead.heads, delta, lookahead.identity)
+        for lookahead in trained.values()
+        for delta in (DELTAS if learns_scores else DELTAS[:1])
+    ]
+    return max(candidates, key=lambda lookahead: effective_share(problem, lookahead, CHECKED, seed))
+
+
+def draw_pilot(problem: Problem, lookahead: Lookahead, texts: int, seed: int) -> Pilot:
+    """Ancestral texts with their hidden states, block by block, so that no more probabilities are kept than fit."""
+    rows = block_rows(4 * problem.length * len(problem.embeddings), problem.memory)
+    levels = Rng(seed, texts, "lookahead pilot", problem.device).uniform(problem.length)
+
+    def draw_block(levels: Tensor) -> tuple[Tensor, ...]:
+        hidden_states: list[Tensor] = []
+        probabilities: list[Tensor] = []
+
+        def choose(n: int, log_probs: Tensor, hidden: Tensor | None) -> Tensor:
+            hidden_states.append(hidden_features(problem, hidden, len(log_probs)))
+            probabilities.append(log_probs.softmax(-1).float())
+            return inverse_cdf(log_probs, levels[:, n])
+
+        blank = problem.allowed_tokens[:1].expand(levels.shape).clone()
+        tokens, _, log_rest = redraw_by(problem, blank, 0, problem.length, choose)
+        factors = log_factors(problem, tokens, widened(log_rest))
+        labels = [
+            _dense_labels(head, probabilities)
+            if isinstance(head, PatternHead)
+            else factors[name].exp().nan_to_num(0.0).float()[:, None, None].expand(-1, problem.length, 1)
+            for name, head in lookahead.heads.items()
+        ]
+        return torch.stack(hidden_states, dim=1), tokens, *labels
+
+    hidden, tokens, *labels = in_blocks(draw_block, levels, rows_at_a_time=rows)
+    return Pilot(hidden, tokens, dict(zip(lookahead.heads, labels, strict=True)))
+
+
+def _dense_labels(head: PatternHead, probabilities: list[Tensor]) -> Float[Tensor, "text n output"]:
+    """r_{n+1} of every live state at every position n, from the end of the text backwards."""
+    automaton, live = head.automaton, head.automaton.live
+    chance = automaton.accepting.float().expand(len(probabilities[0]), -1)  # of every state, at the end
+    labels = []
+    for p in reversed(probabilities):
+        labels.append(chance[:, live])
+        before = automaton.satisfied.float().expand_as(chance).clone()
+        for state in live.tolist():
+            mass = torch.zeros_like(chance).index_add_(1, automaton.next[state].long(), p)
+            before[:, state] = (mass * chance).sum(-1)
+        chance = before
+    return torch.stack(labels[::-1], dim=1)
+
+
+def _refuse_hopeless(lookahead: Lookahead, pilot: Pilot) -> None:
+    """Nothing can be learnt of a factor that is 0 on the whole pilot and cannot be compiled."""
+    for name, head in lookahead.heads.items():
+        if not isinstance(head, PatternHead) and float(pilot.labels[name].max()) <= LEAST_LABEL:
+            raise SamplingError(
+                f"{name} was satisfied by none of {len(pilot.tokens):,} texts of the model, and it is no pattern that "
+                "could be compiled; draw more texts, give a prompt that leads there, or write it as a keyword or regex"
+            )
+
+
+def _train(problem: Problem, sizes: dict[str, Size], pilot: Pilot, seed: int) -> Lookahead:
+    """Every head by itself, to the labels of the pilot."""
+    lookahead = untrained(problem, sizes, DELTAS[0])
+    for name, head in lookahead.heads.items():
+        if head.reader.outputs:
+            _train_head(head, pilot.hidden, pilot.tokens, pilot.labels[name], seed)
+    return lookahead
+
+
+def _train_head(head: Head, hidden: Tensor, tokens: Tensor, labels: Tensor, seed: int) -> None:
+    """Soft binary cross-entropy, each output's divided by its mean label, else rare ones are ignored."""
+    texts, length, _ = labels.shape
+    mean = labels.mean(0).clamp(min=LEAST_LABEL, max=1 - 1e-6)
+    head.reader.bias.data = mean.logit()
+    if head.reader.size == "position":
+        return
+    weight = 1 / labels.mean((0, 1)).clamp(min=LEAST_LABEL)
+    optimiser = torch.optim.AdamW(head.reader.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, STEPS)
+    generator = torch.Generator().manual_seed(seed)
+    position = torch.arange(length, device=tokens.device).expand(BATCH, -1).flatten()
+    scale = hidden.shape[-1] ** -0.5
+    with torch.enable_grad():
+        for _ in range(STEPS):
+            rows = torch.randint(texts, (BATCH,), generator=generator).to(tokens.device)
+            logits = head.reader.at_token(hidden[rows].flatten(0, 1), position, tokens[rows].flatten())
+            loss = nn.functional.binary_cross_entropy_with_logits(logits, labels[rows].flatten(0, 1), reduction="none")
+            loss = (loss * weight).mean() * scale
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            nn.utils.clip_grad_norm_(head.reader.parameters(), 1.0)
+            optimiser.step()
+            schedule.step()
+    head.requires_grad_(False)
+
+
+def effective_share(problem: Problem, lookahead: Lookahead, texts: int, seed: int) -> float:
+    """(Σw)² / (n Σw²) of draws of its own; 0 where no draw has a weight."""
+    levels = Rng(seed, texts, "lookahead check", problem.device).uniform(problem.length)
+    blank = problem.allowed_tokens[:1].expand(levels.shape).clone()
+    return share_of(lookahead.propose(problem, blank, 0, levels).log_weight)
+
+
+def share_of(log_weight: Float[Tensor, " text"]) -> float:
+    """The effective share of weights that are known but for a constant."""
+    if not log_weight.isfinite().any():
+        return 0.0
+    weight = (log_weight - log_weight.max()).exp()
+    return float(weight.sum() ** 2 / (len(weight) * (weight**2).sum()))

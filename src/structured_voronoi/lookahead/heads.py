@@ -1,0 +1,135 @@
+"""Heads: what a prefix and its next token will come to, as a number from 0 to 1 for every token of the vocabulary.
+
+Both kinds read the hidden state that predicts the token, the position, and the token by a few coordinates of its
+embedding, so that tokens which no example held are judged by their like.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from structured_voronoi.lookahead.vocabulary import TokenAutomaton
+
+Size = Literal["position", "hidden", "token"]
+"""What a head looks at: the position alone, the hidden state too, the next token too."""
+SIZES: tuple[Size, ...] = ("position", "hidden", "token")
+RANK = 32
+"""Coordinates of a token."""
+
+
+class Reader(nn.Module):
+    """Logits of ``outputs`` numbers for (hidden state, position, next token): a + u·e_v, linear in the hidden state."""
+
+    coordinates: Tensor
+
+    def __init__(
+        self, width: int, length: int, outputs: int, coordinates: Float[Tensor, "token r"], size: Size
+    ) -> None:
+        super().__init__()
+        self.size, self.outputs, rank = size, outputs, coordinates.shape[1]
+        self.register_buffer("coordinates", coordinates)
+        self.bias = nn.Parameter(torch.zeros(length, outputs))
+        self.level = nn.Linear(width, outputs, bias=False)
+        self.slope = nn.Linear(width, outputs * rank, bias=False)
+        self.slope_bias = nn.Parameter(torch.zeros(length, outputs, rank))
+        for layer in (self.level, self.slope):
+            nn.init.zeros_(layer.weight)
+
+    def parts(
+        self, hidden: Float[Tensor, "row d"], position: Int[Tensor, " row"]
+    ) -> tuple[Float[Tensor, "row output"], Float[Tensor, "row output r"] | None]:
+        """a and u of each row; no u where the next token is not looked at."""
+        level = self.bias[position]
+        if self.size == "position":
+            return level, None
+        level = level + self.level(hidden)
+        if self.size == "hidden":
+            return level, None
+        return level, self.slope(hidden).view(len(hidden), self.outputs, -1) + self.slope_bias[position]
+
+    def at_token(self, hidden: Tensor, position: Tensor, token: Int[Tensor, " row"]) -> Float[Tensor, "row output"]:
+        """The logits for one token of each row: what is trained."""
+        level, slope = self.parts(hidden, position)
+        if slope is None:
+            return level
+        tokens: Tensor = self.coordinates[token]
+        return level + torch.einsum("rgk,rk->rg", slope, tokens)
+
+    def at_all_tokens(self, hidden: Tensor, position: Tensor, output: int) -> Float[Tensor, "row token"]:
+        """The logits of one output for every token of the vocabulary."""
+        level, slope = self.parts(hidden, position)
+        if slope is None:
+            return level[:, output, None].expand(-1, len(self.coordinates))
+        logits: Tensor = level[:, output, None] + slope[:, output] @ self.coordinates.T
+        return logits
+
+
+class PatternHead(nn.Module):
+    """Of a compiled pattern: exactly 1 where it is met, 0 where it no longer can be, learnt in between."""
+
+    def __init__(self, automaton: TokenAutomaton, reader: Reader) -> None:
+        super().__init__()
+        self.automaton, self.reader = automaton, reader
+        live = automaton.live
+        self.output_of = torch.full((len(automaton.accepting),), -1, device=live.device)
+        self.output_of[live] = torch.arange(len(live), device=live.device)
+
+    def begin(self, tokens: Int[Tensor, "row n"]) -> Int[Tensor, " row"]:
+        """The automaton's state after each row of tokens."""
+        return self.automaton.states_after(tokens)
+
+    def advance(self, state: Int[Tensor, " row"], token: Int[Tensor, " row"]) -> Int[Tensor, " row"]:
+        return self.automaton.next[state, token].long()
+
+    def value(
+        self, state: Int[Tensor, " row"], hidden: Float[Tensor, "row d"], n: int, length: int
+    ) -> Float[Tensor, "row token"]:
+        """ψ of every next token at position ``n``."""
+        following = self.automaton.next[state].long()
+        output = self.output_of[following]
+        value = self.automaton.satisfied[following].to(hidden)
+        position = torch.full((len(hidden),), n, device=hidden.device)
+        for number in torch.unique(output).tolist():
+            if number >= 0:
+                logits = self.reader.at_all_tokens(hidden, position, number)
+                value = torch.where(output == number, logits.sigmoid(), value)
+        return value * self.automaton.reachable[length - n - 1][following]
+
+
+class LearntHead(nn.Module):
+    """Of anything else: learnt from texts that were scored."""
+
+    def __init__(self, reader: Reader) -> None:
+        super().__init__()
+        self.reader = reader
+
+    def begin(self, tokens: Int[Tensor, "row n"]) -> Int[Tensor, " row"]:
+        return tokens.new_zeros(len(tokens))
+
+    def advance(self, state: Int[Tensor, " row"], token: Int[Tensor, " row"]) -> Int[Tensor, " row"]:
+        return state
+
+    def value(
+        self, state: Int[Tensor, " row"], hidden: Float[Tensor, "row d"], n: int, length: int
+    ) -> Float[Tensor, "row token"]:
+        """ψ of every next token at position ``n``."""
+        position = torch.full((len(hidden),), n, device=hidden.device)
+        return self.reader.at_all_tokens(hidden, position, 0).sigmoid()
+
+
+Head = PatternHead | LearntHead
+
+
+def token_coordinates(embeddings: Float[Tensor, "token d"], rank: int = RANK) -> Float[Tensor, "token r"]:
+    """The first principal components of the embeddings, each of variance 1."""
+    table = embeddings.detach().float()
+    table = torch.where(table.isfinite(), table, 0)
+    centred = table - table.mean(0)
+    covariance = centred.double().T @ centred.double()
+    axes: Tensor = torch.linalg.eigh(covariance).eigenvectors.flip(-1)[:, : min(rank, table.shape[1])]
+    coordinates: Tensor = centred @ axes.float()
+    return coordinates / coordinates.std(0).clamp(min=1e-6)

@@ -1,0 +1,255 @@
+"""Lookahead: proposals that know what is asked for.
+
+With ψ(v) ≈ E_p[W | prefix, v] for the factors W of a target, a text is drawn token by token from
+q(v) ∝ p(v) (Π_k ψ_k(v) + δ E_p[Π_k ψ_k]). The second term keeps q positive wherever p is, so that weights p W / q
+correct whatever ψ gets wrong: a text that only ψ finds impossible is still drawn, and weighs the more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from structured_voronoi.contracts import Target
+from structured_voronoi.errors import SamplingError, one_line
+from structured_voronoi.lookahead.heads import (
+    Head,
+    LearntHead,
+    PatternHead,
+    Reader,
+    Size,
+    token_coordinates,
+)
+from structured_voronoi.lookahead.patterns import CannotCompile, compile_pattern
+from structured_voronoi.lookahead.vocabulary import TokenAutomaton, token_bytes
+from structured_voronoi.problem.drawing import check_autoregressive, log_bound, redraw_by, rows_to_redraw
+from structured_voronoi.problem.problem import Problem, bind
+from structured_voronoi.streams import in_blocks, inverse_cdf, widened
+
+WEIGHTS, SETTINGS = "lookahead.safetensors", "lookahead.json"
+REST = "rest"
+"""The name of the only factor of a target that does not list its own."""
+
+
+class Proposal(NamedTuple):
+    """Texts drawn with a lookahead, at least from some position on."""
+
+    tokens: Int[Tensor, "row n"]
+    log_p: Float[Tensor, "row n"]
+    """log p of each token given those before it; 0 before the first drawn position."""
+    log_q: Float[Tensor, "row n"]
+    """log of the probability with which it was drawn; 0 before the first drawn position."""
+    log_rest: Float[Tensor, " row"]
+
+    @property
+    def log_weight(self) -> Float[Tensor, " row"]:
+        """log of p W / q but for a constant; -inf where the target gives no number."""
+        weight = (self.log_p - self.log_q).sum(-1) + self.log_rest
+        return torch.where(weight.isfinite(), weight, -torch.inf)
+
+
+@dataclass(frozen=True, eq=False)
+class Lookahead:
+    """Heads for the factors of a target, and how much they are trusted; made by `Lookahead.fit`."""
+
+    heads: dict[str, Head]
+    delta: float
+    """The share of plain model that is mixed into every step."""
+    identity: dict[str, Any]
+    """The target it was made for."""
+
+    @classmethod
+    def fit(cls, target: Target | Problem, texts: int = 1024, seed: int = 0, progress: bool = True) -> Lookahead:
+        """Learn from ``texts`` draws of the model itself."""
+        from structured_voronoi.lookahead.fitting import fit_lookahead
+
+        return fit_lookahead(bind(target), texts, seed, progress)
+
+    def propose(
+        self, problem: Problem, tokens: Int[Tensor, "row n"], start: int, levels: Float[Tensor, "row count"]
+    ) -> Proposal:
+        """The tokens with all positions from ``start`` on drawn anew, each at its level."""
+        rows = max(8, rows_to_redraw(problem) // (2 + len(self.heads)))
+
+        def propose_block(tokens: Tensor, levels: Tensor) -> tuple[Tensor, ...]:
+            return self._propose_block(problem, tokens, start, levels)
+
+        return Proposal(*in_blocks(propose_block, tokens, levels, rows_at_a_time=rows))
+
+    @torch.no_grad()
+    def _propose_block(self, problem: Problem, tokens: Tensor, start: int, levels: Tensor | None) -> tuple[Tensor, ...]:
+        """Tokens drawn at their levels or, without levels, kept as they are."""
+        states = {name: head.begin(tokens[:, :start]) for name, head in self.heads.items()}
+        log_q = widened(torch.zeros(tokens.shape, device=tokens.device))
+
+        def choose(n: int, log_probs: Tensor, hidden: Tensor | None) -> Tensor:
+            proposal = self.log_proposal(problem, states, n, log_probs, hidden)
+            token = tokens[:, n] if levels is None else inverse_cdf(proposal, levels[:, n - start])
+            log_q[:, n] = widened(proposal).gather(-1, token[:, None]).squeeze(-1)
+            for name, head in self.heads.items():
+                states[name] = head.advance(states[name], token)
+            return token
+
+        redrawn = redraw_by(problem, tokens, start, problem.length, choose)
+        log_p = torch.zeros_like(log_q)
+        log_p[:, start:] = widened(redrawn.log_probs)
+        return redrawn.tokens, log_p, log_q, widened(redrawn.log_rest)
+
+    def score(self, problem: Problem, tokens: Int[Tensor, "row n"]) -> Proposal:
+        """Given texts as if they had been proposed: what p and q say of each of their tokens."""
+
+        def score_block(tokens: Tensor) -> tuple[Tensor, ...]:
+            return self._propose_block(problem, tokens, 0, None)
+
+        rows = max(8, rows_to_redraw(problem) // (2 + len(self.heads)))
+        return Proposal(*in_blocks(score_block, tokens, rows_at_a_time=rows))
+
+    def log_proposal(
+        self, problem: Problem, states: dict[str, Tensor], n: int, log_probs: Tensor, hidden: Tensor | None
+    ) -> Float[Tensor, "row token"]:
+        """log q of every token at position ``n``."""
+        features = hidden_features(problem, hidden, len(log_probs))
+        value = torch.ones_like(log_probs)
+        for name, head in self.heads.items():
+            value = value * head.value(states[name], features, n, problem.length)
+        p = widened(log_probs.softmax(-1))
+        value = widened(value)
+        expected = (p * value).sum(-1, keepdim=True)
+        mixed = torch.where(expected > 0, value + self.delta * expected, 1.0)
+        q = p * mixed
+        return (q / q.sum(-1, keepdim=True)).log()
+
+    def save(self, folder: str | Path) -> None:
+        """Weights as safetensors, settings as JSON."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = {
+            f"{number}.{key}": tensor.detach().cpu().contiguous()
+            for number, head in enumerate(self.heads.values())
+            for key, tensor in head.reader.state_dict().items()
+            if key != "coordinates"
+        }
+        settings = {
+            "factors": {name: head.reader.size for name, head in self.heads.items()},
+            "delta": self.delta,
+            "identity": self.identity,
+        }
+        save_file(weights, folder / WEIGHTS)
+        (folder / SETTINGS).write_text(json.dumps(settings, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: str | Path, target: Target | Problem) -> Lookahead:
+        """A lookahead that was saved for this target; one for another is refused."""
+        folder, problem = Path(folder), bind(target)
+        try:
+            settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+            weights = load_file(folder / WEIGHTS)
+            made = untrained(problem, settings["factors"], settings["delta"])
+            for number, head in enumerate(made.heads.values()):
+                own = {key.split(".", 1)[1]: part for key, part in weights.items() if key.startswith(f"{number}.")}
+                head.reader.load_state_dict(own, strict=False)
+            identity = settings["identity"]
+        except SamplingError:
+            raise
+        except Exception as error:  # the libraries below raise many kinds; each means that the folder is of no use
+            raise SamplingError(
+                f"the lookahead {folder} cannot be loaded ({type(error).__name__}: {one_line(error)}); fit it again"
+            ) from error
+        for key, value in made.identity.items():
+            if identity.get(key) != value:
+                raise SamplingError(
+                    f"the lookahead {folder} was made for another {key} ({identity.get(key)!r}, not {value!r}); "
+                    "fit one for this target"
+                )
+        return made
+
+
+def untrained(problem: Problem, sizes: dict[str, Size], delta: float, seed: int | None = None) -> Lookahead:
+    """Heads that know the patterns but have learnt nothing; with a seed, random ones."""
+    check_autoregressive(problem, "a lookahead")
+    coordinates, spelt = token_coordinates(problem.embeddings), None
+    heads: dict[str, Head] = {}
+    for name, size in sizes.items():
+        automaton = None
+        if name in problem.patterns:
+            spelt = token_bytes(problem.tokenizer, len(problem.embeddings)) if spelt is None else spelt
+            automaton = token_automaton(problem, name, spelt)
+        outputs = 1 if automaton is None else len(automaton.live)
+        reader = Reader(feature_width(problem), problem.length, outputs, coordinates, size).to(problem.device)
+        heads[name] = LearntHead(reader) if automaton is None else PatternHead(automaton, reader)
+    if seed is not None:
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in nn.ModuleList(heads.values()).parameters():
+            parameter.data += torch.randn(parameter.shape, generator=generator).to(parameter)
+    return Lookahead(heads, delta, _identity(problem, sizes))
+
+
+def token_automaton(problem: Problem, name: str, spelt: list[bytes]) -> TokenAutomaton | None:
+    """The automaton of a factor over this vocabulary; None where it has none, an error where no text can match."""
+    try:
+        automaton = compile_pattern(problem.patterns[name])
+    except CannotCompile:
+        return None
+    allowed = problem.allowed
+    words = spelt if allowed is None else [word if allowed[i] else b"" for i, word in enumerate(spelt)]
+    compiled = TokenAutomaton(automaton, words, problem.length, problem.device)
+    if not compiled.is_possible:
+        raise SamplingError(
+            f"no text of {problem.length} tokens can satisfy {name}; lengthen the text or loosen the control"
+        )
+    return compiled
+
+
+def check_patterns(problem: Problem) -> None:
+    """Refuse a target whose patterns no text of its length can match, before anything is drawn."""
+    spelt = token_bytes(problem.tokenizer, len(problem.embeddings))
+    for name in problem.patterns:
+        token_automaton(problem, name, spelt)
+
+
+def factor_names(problem: Problem) -> list[str]:
+    """What a lookahead learns of this target, by name."""
+    if problem.log_factors is None:
+        return [] if problem.normalised else [REST]
+    return list(problem.log_factors(problem.allowed_tokens[:1].expand(1, problem.length)))
+
+
+def log_factors(problem: Problem, tokens: Int[Tensor, "row n"], log_rest: Tensor) -> dict[str, Float[Tensor, " row"]]:
+    """log of every factor W_k ≤ 1 of each text."""
+    if problem.log_factors is None:
+        return {REST: log_rest - log_bound(problem)}
+    factors: dict[str, Tensor] = problem.log_factors(tokens)
+    return factors
+
+
+def feature_width(problem: Problem) -> int:
+    return int(problem.embeddings.shape[1])
+
+
+def hidden_features(problem: Problem, hidden: Tensor | None, rows: int) -> Float[Tensor, "row d"]:
+    """Hidden states as heads read them; zeros where the target has none."""
+    if hidden is None:
+        return torch.zeros(rows, feature_width(problem), device=problem.device)
+    length = hidden.float().norm(dim=-1, keepdim=True).clamp(min=1e-6)
+    features: Tensor = hidden.float() / length * hidden.shape[-1] ** 0.5
+    return features
+
+
+def _identity(problem: Problem, factors: Iterable[str]) -> dict[str, Any]:
+    """What a lookahead depends on, as JSON keeps it."""
+    table = problem.embeddings.detach().float()
+    return {
+        "vocabulary": len(table),
+        "model": [round(float(value), 4) for value in table[:: max(1, len(table) // 7), 0][:8]],
+        "length": problem.length,
+        "prompt": str(getattr(problem, "prompt", "")),
+        "factors": sorted(factors),
+    }

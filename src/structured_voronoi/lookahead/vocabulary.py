@@ -1,0 +1,92 @@
+"""An automaton over bytes as one over tokens: where each token of a vocabulary leads from each state."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from numpy import ndarray
+from torch import Tensor
+
+from structured_voronoi.lookahead.patterns import Automaton
+
+SPACE_MARK = "▁"
+
+
+def token_bytes(tokenizer: Any, size: int) -> list[bytes]:
+    """The bytes that every token adds to a text; none for special tokens and unused numbers."""
+    decoder = json.loads(tokenizer.backend_tokenizer.to_str()).get("decoder") or {}
+    is_byte_level = "ByteLevel" in json.dumps(decoder)
+    letters = _byte_letters()
+    spelt = [b""] * size
+    special = set(tokenizer.all_special_ids)
+    for word, token in tokenizer.get_vocab().items():
+        if token >= size or token in special:
+            continue
+        byte = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", word)
+        if is_byte_level and all(letter in letters for letter in word):
+            spelt[token] = bytes(letters[letter] for letter in word)
+        elif byte:
+            spelt[token] = bytes([int(byte[1], 16)])
+        else:
+            spelt[token] = word.replace(SPACE_MARK, " ").encode()
+    return spelt
+
+
+def _byte_letters() -> dict[str, int]:
+    """The letters by which byte-level vocabularies spell bytes: printable ones are themselves, others follow 255."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+class TokenAutomaton:
+    """Where each token leads from each state, which texts match, and what can still be reached."""
+
+    def __init__(self, automaton: Automaton, spelt: list[bytes], length: int, device: torch.device | str) -> None:
+        self.next: Int[Tensor, "state token"] = torch.from_numpy(_token_steps(automaton, spelt)).to(device)
+        self.accepting: Bool[Tensor, " state"] = torch.from_numpy(automaton.accepting).to(device)
+        self.satisfied: Bool[Tensor, " state"] = torch.from_numpy(automaton.satisfied).to(device)
+        self.reachable: Bool[Tensor, "left state"] = self._reachable(length)
+
+    @property
+    def is_possible(self) -> bool:
+        """Can any text of this length match?"""
+        return bool(self.reachable[-1, 0])
+
+    @property
+    def live(self) -> Int[Tensor, " live"]:
+        """The states of which something is to be learnt: neither satisfied nor lost whatever comes."""
+        return (~self.satisfied & self.reachable.any(0)).nonzero().squeeze(-1)
+
+    def states_after(self, tokens: Int[Tensor, "row n"]) -> Int[Tensor, " row"]:
+        """The state after each row of tokens."""
+        state = tokens.new_zeros(len(tokens))
+        for column in tokens.unbind(-1):
+            state = self.next[state, column].long()
+        return state
+
+    def _reachable(self, length: int) -> Tensor:
+        """From which states an accepting one can be reached in exactly so many tokens."""
+        rows = [self.accepting]
+        for _ in range(length):
+            rows.append(rows[-1][self.next.long()].any(-1))
+        return torch.stack(rows)
+
+
+def _token_steps(automaton: Automaton, spelt: list[bytes]) -> Int[ndarray, "state token"]:
+    """One pass over the columns of the tokens' bytes, for all states and tokens together."""
+    longest = max(map(len, spelt))
+    letters = np.zeros((len(spelt), longest), dtype=np.int64)
+    for token, word in enumerate(spelt):
+        letters[token, : len(word)] = np.frombuffer(word, dtype=np.uint8)
+    lengths = np.array([len(word) for word in spelt])
+    state = np.repeat(np.arange(len(automaton.step), dtype=np.int32)[:, None], len(spelt), axis=1)
+    for column in range(longest):
+        inside = lengths > column
+        state[:, inside] = automaton.step[state[:, inside], letters[inside, column]]
+    return state

@@ -1,0 +1,157 @@
+"""Guided: texts proposed with a lookahead; exact for any lookahead, as weights use the true p and the true controls.
+
+Each step is an iterated sampling importance resampling move (Andrieu, Doucet, Holenstein 2010): given the text m, draw
+K - 1 texts from q and choose among all K with probability ∝ w = p W / q. Then a suffix is drawn anew from q and
+accepted with min(1, w'/w), where the prefix cancels. Both keep p W; the lookahead is frozen before the first step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from structured_voronoi.contracts import Info, Start, Synchronised, Target, blank_info
+from structured_voronoi.errors import NoStartError, check_count
+from structured_voronoi.lookahead.lookahead import Lookahead, Proposal
+from structured_voronoi.problem.drawing import check_autoregressive, checked_start
+from structured_voronoi.problem.problem import Problem, bind
+from structured_voronoi.streams import Rng, inverse_cdf
+
+START_ROUNDS = 50
+"""Rounds of proposals among which a chain looks for its first text."""
+
+
+class State(NamedTuple):
+    text: Proposal
+    moves: int
+    """How many suffixes were drawn: each begins at a position of its own."""
+    lookahead: Lookahead
+
+    @property
+    def tokens(self) -> Int[Tensor, "chain n"]:
+        return self.text.tokens
+
+    @property
+    def energy(self) -> Float[Tensor, " chain"]:
+        return -(self.text.log_p.sum(-1) + self.text.log_rest)
+
+
+@dataclass(frozen=True, eq=False)
+class Guided:
+    """Settings of guided sampling; without a lookahead it fits its own."""
+
+    lookahead: Lookahead | None = None
+    tries: int = 16
+    """K: texts among which a step chooses, the present one included."""
+    texts: int = 1024
+    """Of the pilot that a lookahead of its own learns from."""
+
+    def __post_init__(self) -> None:
+        check_count(tries=self.tries, texts=self.texts)
+
+    def tuned(self, target: Target | Problem, seed: int, start: Start = None) -> Guided:
+        """With a lookahead that is fitted to the target."""
+        if self.lookahead is not None:
+            return self
+        return replace(self, lookahead=Lookahead.fit(target, texts=self.texts, seed=seed, progress=False))
+
+    def init(self, target: Target | Problem, rng: Rng, start: Start) -> State:
+        """Chains begin at one of their own proposals, chosen by weight, or at the given tokens."""
+        problem = bind(target)
+        check_autoregressive(problem, "guided sampling")
+        lookahead = self.tuned(problem, rng.seed).lookahead
+        assert lookahead is not None
+        if isinstance(start, Tensor):
+            return State(lookahead.score(problem, checked_start(problem, start, len(rng))), 0, lookahead)
+        rng = rng.fork("start")
+        state = State(self._draw_texts(problem, lookahead, rng, 1)[0], 0, lookahead)
+        for _ in range(START_ROUNDS):
+            text, _ = self._choose(problem, rng, state)
+            state = state._replace(text=text)
+            lost = int((~state.energy.isfinite()).sum())
+            if not lost:
+                return state
+        raise NoStartError(
+            f"{lost} of {len(rng)} chains found no text of finite energy among {START_ROUNDS * (self.tries - 1)} "
+            "proposals each; fit the lookahead on more texts, or give tokens to start from"
+        )
+
+    def step(self, target: Target | Problem, rng: Rng, state: State) -> tuple[State, Info]:
+        problem = bind(target)
+        text, impossible = self._choose(problem, rng, state)
+        text, accepted, finite = self._redraw_suffix(problem, rng, state._replace(text=text))
+        new, tries = State(text, state.moves + 1, state.lookahead), torch.full_like(text.tokens[:, 0], self.tries)
+        info = blank_info(new.energy)._replace(
+            evaluations=tries,
+            events=tries,
+            swaps=(new.tokens != state.tokens).sum(-1),
+            nonfinite=impossible + (~finite).long(),
+            redraws=torch.ones_like(tries),
+            refreshed=accepted.long(),
+        )
+        return new, info
+
+    def synchronise(
+        self,
+        target: Target | Problem,
+        rng: Rng,
+        state: State,
+        tokens: Int[Tensor, "chain n"],
+        energy: Float[Tensor, " chain"],
+    ) -> Synchronised:
+        """The state after another sampler has moved the tokens."""
+        moved = (tokens != state.tokens).any(-1)
+        rows, text = moved.nonzero().squeeze(-1), Proposal(*(part.clone() for part in state.text))
+        if len(rows):
+            for part, scored in zip(text, state.lookahead.score(bind(target), tokens[rows]), strict=True):
+                part[rows] = scored
+        return Synchronised(state._replace(text=text), moved.long(), torch.zeros_like(tokens[:, 0]))
+
+    def log_weight(self, text: Proposal) -> Float[Tensor, " row"]:
+        """log of p W / q."""
+        return text.log_weight
+
+    def _draw_texts(self, problem: Problem, lookahead: Lookahead, rng: Rng, count: int) -> list[Proposal]:
+        """``count`` texts for each chain, as one batch."""
+        levels = rng.uniform(count, problem.length).transpose(0, 1).flatten(0, 1)
+        blank = problem.allowed_tokens[:1].expand(levels.shape).clone()
+        drawn = lookahead.propose(problem, blank, 0, levels)
+        columns = [part.view(count, len(rng), *part.shape[1:]) for part in drawn]
+        return [Proposal(*(column[i] for column in columns)) for i in range(count)]
+
+    def _choose(self, problem: Problem, rng: Rng, state: State) -> tuple[Proposal, Int[Tensor, " chain"]]:
+        """One of the present text and K - 1 fresh ones, ∝ weight; and how many of those were impossible."""
+        fresh = self._draw_texts(problem, state.lookahead, rng, self.tries - 1) if self.tries > 1 else []
+        texts = [state.text, *fresh]
+        log_weight = torch.stack([self.log_weight(text) for text in texts], dim=-1)
+        is_lost = ~log_weight.isfinite().any(-1, keepdim=True)  # while a start is looked for: any will do
+        choice = inverse_cdf(torch.where(is_lost, 0.0, log_weight), rng.uniform())
+        chains = torch.arange(len(choice), device=choice.device)
+        chosen = Proposal(*(torch.stack(column)[choice, chains] for column in zip(*texts, strict=True)))
+        return chosen, (~log_weight[:, 1:].isfinite()).sum(-1)
+
+    def _redraw_suffix(self, problem: Problem, rng: Rng, state: State) -> tuple[Proposal, Tensor, Tensor]:
+        """All positions from one that all chains share drawn anew, accepted by the ratio of weights."""
+        where = Rng(rng.seed, [state.moves], "guided suffixes").uniform()[0]
+        start, here = int(where * problem.length), state.text
+        levels, accept_level = rng.uniform(problem.length - start), rng.uniform()
+        drawn = state.lookahead.propose(problem, here.tokens, start, levels)
+        there = drawn._replace(
+            log_p=torch.cat([here.log_p[:, :start], drawn.log_p[:, start:]], dim=-1),
+            log_q=torch.cat([here.log_q[:, :start], drawn.log_q[:, start:]], dim=-1),
+        )
+        weight = self.log_weight(there)
+        finite = weight.isfinite()
+        accepted = finite & (accept_level.log() < weight - self.log_weight(here))
+        rows = accepted[:, None]
+        text = Proposal(
+            torch.where(rows, there.tokens, here.tokens),
+            torch.where(rows, there.log_p, here.log_p),
+            torch.where(rows, there.log_q, here.log_q),
+            torch.where(accepted, there.log_rest, here.log_rest),
+        )
+        return text, accepted, finite
