@@ -29,6 +29,7 @@ class Target(Protocol):
     * ``guide(tokens) -> (chains, N, d)``: a steering field that is cheaper than the gradient;
       ``log_prob_and_guide(tokens)`` gives both from one evaluation;
     * ``allowed``, bool (M,): the tokens that may be sampled;
+    * ``memory``, ``row_bytes``, numbers: how many bytes an evaluation may hold, and how many a row of it takes;
     * ``box``, a number: every coordinate of x lies in [-box, box] (the paper's compact set K);
     * ``relaxed_target()``: the same target with impossible states merely improbable, along which starts are searched;
     * ``why_impossible(tokens) -> str``: what makes these states impossible, for the error when no start is found.
@@ -75,6 +76,7 @@ TARGET_ABILITIES = {
     "log_prob_and_guide": "method",
     "allowed": "value",
     "box": "value",
+    "row_bytes": "value",
     "relaxed_target": "method",
     "why_impossible": "method",
     "conditionals": "method",

@@ -123,7 +123,7 @@ def refresh_matrix(sampler: sv.Refresh, target: AutoregressiveTable, begin: int,
     step = target.conditionals(states, 0).gather(-1, states[..., None]).squeeze(-1)  # log p of each token
     matrix = torch.zeros(len(states), len(states), dtype=torch.float64)
     for i in range(len(states)):
-        here = refresh.State(*(part[i : i + 1].expand_as(part) for part in every[:3]), 0)
+        here = refresh.State(*(part[i : i + 1].expand_as(part) for part in every[:4]), 0)
         same = torch.ones(len(states), dtype=torch.bool)
         for n in [*range(begin), *range(end, target.length)]:
             same &= states[:, n] == states[i, n]

@@ -8,7 +8,6 @@ correct whatever ψ gets wrong: a text that only ψ finds impossible is still dr
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -151,24 +150,23 @@ class Lookahead:
         folder, problem = Path(folder), bind(target)
         try:
             settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
-            weights = load_file(folder / WEIGHTS)
-            made = untrained(problem, settings["factors"], settings["delta"])
+            weights, sizes, saved = load_file(folder / WEIGHTS), settings["factors"], settings["identity"]
+            for key, value in _identify(problem).items():
+                if saved.get(key) != value:
+                    raise SamplingError(
+                        f"the lookahead {folder} was made for another {key} ({saved.get(key)!r}, not {value!r}); "
+                        "fit one for this target"
+                    )
+            made = untrained(problem, sizes, settings["delta"])
             for number, head in enumerate(made.heads.values()):
-                own = {key.split(".", 1)[1]: part for key, part in weights.items() if key.startswith(f"{number}.")}
-                head.reader.load_state_dict(own, strict=False)
-            identity = settings["identity"]
+                parts = {key.split(".", 1)[1]: part for key, part in weights.items() if key.startswith(f"{number}.")}
+                head.reader.load_state_dict({**parts, "coordinates": head.reader.coordinates})
         except SamplingError:
             raise
         except Exception as error:  # the libraries below raise many kinds; each means that the folder is of no use
             raise SamplingError(
                 f"the lookahead {folder} cannot be loaded ({type(error).__name__}: {one_line(error)}); fit it again"
             ) from error
-        for key, value in made.identity.items():
-            if identity.get(key) != value:
-                raise SamplingError(
-                    f"the lookahead {folder} was made for another {key} ({identity.get(key)!r}, not {value!r}); "
-                    "fit one for this target"
-                )
         return made
 
 
@@ -189,7 +187,7 @@ def untrained(problem: Problem, sizes: dict[str, Size], delta: float, seed: int 
         generator = torch.Generator().manual_seed(seed)
         for parameter in nn.ModuleList(heads.values()).parameters():
             parameter.data += torch.randn(parameter.shape, generator=generator).to(parameter)
-    return Lookahead(heads, delta, _identity(problem, sizes))
+    return Lookahead(heads, delta, _identify(problem))
 
 
 def token_automaton(problem: Problem, name: str, spelt: list[bytes]) -> TokenAutomaton | None:
@@ -243,7 +241,7 @@ def hidden_features(problem: Problem, hidden: Tensor | None, rows: int) -> Float
     return features
 
 
-def _identity(problem: Problem, factors: Iterable[str]) -> dict[str, Any]:
+def _identify(problem: Problem) -> dict[str, Any]:
     """What a lookahead depends on, as JSON keeps it."""
     table = problem.embeddings.detach().float()
     return {
@@ -251,5 +249,5 @@ def _identity(problem: Problem, factors: Iterable[str]) -> dict[str, Any]:
         "model": [round(float(value), 4) for value in table[:: max(1, len(table) // 7), 0][:8]],
         "length": problem.length,
         "prompt": str(getattr(problem, "prompt", "")),
-        "factors": sorted(factors),
+        "factors": sorted(factor_names(problem)),
     }

@@ -15,6 +15,8 @@ from structured_voronoi.streams import Rng, block_rows, in_blocks, inverse_cdf, 
 
 BLIND_TRIES, RELAXED_TRIES = 500, 1500
 """Draws of each chain that needs a start of finite energy; redraws along the relaxed target, if there is one."""
+NORMALISED_TOLERANCE = 0.05
+"""By how much rounding may let log p of texts differ from the sum of their tokens' log-probabilities."""
 RESTART = 40
 """Redraws after which a chain without a start begins anew."""
 
@@ -48,28 +50,49 @@ def redraw(
 
 
 def rows_to_redraw(problem: Problem) -> int:
-    """How many rows can be redrawn at a time: a few numbers are kept for each row and token of the vocabulary."""
-    return block_rows(3 * 8 * len(problem.embeddings), problem.memory)
+    """How many rows can be redrawn at a time: a few numbers are kept for each row and token of the vocabulary.
+
+    A target without a redraw of its own gives the conditionals of all later positions, too.
+    """
+    positions = 1 if problem.own_redraw is not None and not problem.masks else problem.length
+    return block_rows(3 * 8 * len(problem.embeddings) * positions, problem.memory)
 
 
+@torch.no_grad()
 def redraw_by(problem: Problem, tokens: Int[Tensor, "chain n"], start: int, stop: int, choose: Choose) -> Redrawn:
     """The tokens with positions ``start`` to ``stop`` chosen in turn, from their probabilities given those before."""
     if problem.own_redraw is not None and not problem.masks:
         redrawn: Redrawn = problem.own_redraw(tokens, start, stop, choose)
+        _check_shape(problem, "redrawn tokens", redrawn.tokens, tokens.shape)
+        _check_shape(problem, "redrawn log_probs", redrawn.log_probs, (len(tokens), problem.length - start))
+        _check_shape(problem, "redrawn log_rest", redrawn.log_rest, tokens.shape[:1])
         return redrawn
     tokens = tokens.clone()
     for n in range(start, stop):
         tokens[:, n] = choose(n, _allowed_conditionals(problem, tokens, n)[:, 0], None)
-    log_probs = token_log_probs(problem, tokens)
-    return Redrawn(tokens, log_probs[:, start:], problem.target.log_prob(tokens) - log_probs.sum(-1))
+    log_probs, log_prob = token_log_probs(problem, tokens), problem.target.log_prob(tokens)
+    _check_shape(problem, "log_prob", log_prob, tokens.shape[:1])
+    return Redrawn(tokens, log_probs[:, start:], log_prob - log_probs.sum(-1))
 
 
+def _check_shape(problem: Problem, name: str, value: object, shape: tuple[int, ...]) -> None:
+    """Refuse what would be broadcast into nonsense."""
+    if not isinstance(value, Tensor) or tuple(value.shape) != tuple(shape):
+        received = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise SamplingError(
+            f"the {name} of {problem.name} are {received} for {shape[0]} rows of tokens; "
+            f"it must be a tensor of shape {tuple(shape)}"
+        )
+
+
+@torch.no_grad()
 def token_log_probs(problem: Problem, tokens: Int[Tensor, "chain n"]) -> Float[Tensor, "chain n"]:
     """log p of each token given those before it, among the allowed ones."""
 
     def score_block(block: Tensor) -> Tensor:
         if problem.own_token_log_probs is not None and not problem.masks:
             log_probs: Tensor = problem.own_token_log_probs(block)
+            _check_shape(problem, "token_log_probs", log_probs, block.shape)
             return log_probs
         return _allowed_conditionals(problem, block, 0).gather(-1, block[..., None]).squeeze(-1)
 
@@ -86,6 +109,8 @@ def _allowed_conditionals(problem: Problem, tokens: Tensor, start: int) -> Float
     What that changes counts as part of the rest of log p(m), so that redraws stay exact for p restricted to them.
     """
     log_probs: Tensor = problem.target.conditionals(tokens, start)  # type: ignore[attr-defined]
+    shape = (len(tokens), problem.length - start, len(problem.embeddings))
+    _check_shape(problem, "conditionals", log_probs, shape)
     if problem.masks:
         assert problem.allowed is not None
         log_probs = log_probs.masked_fill(~problem.allowed.to(log_probs.device), -torch.inf).log_softmax(-1)
@@ -124,6 +149,8 @@ def log_acceptance(
     """log of the probability that rejection accepts a text drawn from the model, given the rest of its log p(m)."""
     log_rest = widened(log_rest.detach())
     if problem.normalised:  # the model's own draws are the truth, if it draws allowed tokens only
+        if not problem.masks:
+            _check_normalised(problem, log_rest)
         chance = _log_allowed_mass(problem, tokens) if problem.masks else torch.zeros_like(log_rest)
         return torch.where(log_rest.isfinite(), chance, -torch.inf)
     chance = log_rest - log_bound(problem)
@@ -138,9 +165,19 @@ def log_acceptance(
     return chance
 
 
+def _check_normalised(problem: Problem, log_rest: Float[Tensor, " row"]) -> None:
+    """Refuse a target that is taken for normalised though its log_prob is not the sum of its conditionals."""
+    finite = log_rest[log_rest.isfinite()]
+    if len(finite) and float(finite.max() - finite.min()) > NORMALISED_TOLERANCE:
+        raise SamplingError(
+            f"log_prob of {problem.name} is not the sum of its conditionals (it differs by {float(finite.min()):.4g} "
+            f"to {float(finite.max()):.4g}), so that draws from these are not the truth; set `normalised = False`"
+        )
+
+
 def log_bound(problem: Problem) -> float:
     """An upper bound of log p of the target minus that of the model; an error if it is not finite."""
-    bound = float(getattr(problem.target, "log_bound", 0.0))
+    bound = float(getattr(problem.target, "log_bound", None) or 0.0)
     if not math.isfinite(bound):
         raise NoBoundError(f"the target's log_bound is {bound}; rejection needs a finite one, or use svs+refresh")
     return bound
@@ -203,13 +240,15 @@ def find_start(
     is_relaxable = problem.relaxed_target is not None and problem.is_autoregressive
     if is_relaxable:
         tokens = _follow_relaxed_target(problem, rng, tokens, RELAXED_TRIES)
+    first = problem.evaluate(tokens, guidance)
     for _ in range(BLIND_TRIES):
-        first = problem.evaluate(tokens, guidance)
         if first.possible.all():
             return tokens, first
         if is_relaxable:  # what the relaxed target does not lead to, blind draws will not find
             break
-        tokens = torch.where(first.possible[:, None], tokens, draw())
+        failed = ~first.possible
+        tokens = torch.where(failed[:, None], draw(), tokens)
+        first = problem.evaluate_where(failed, tokens, first, guidance)
     failed = ~first.possible
     count = int(failed.sum())
     draws = f"{count * BLIND_TRIES} {'ancestral' if is_ancestral else 'random'} draws"

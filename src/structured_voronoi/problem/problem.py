@@ -13,7 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from structured_voronoi.contracts import TARGET_ABILITIES, Guidance, Pattern, Target
 from structured_voronoi.errors import SamplingError, check_positive, refuse_misspelt
 from structured_voronoi.geometry.cells import Cells, cells_of, spacing, working_dtype
-from structured_voronoi.streams import MEMORY, in_blocks, widened
+from structured_voronoi.streams import MEMORY, block_rows, in_blocks, widened
 
 
 class Evaluation(NamedTuple):
@@ -49,37 +49,31 @@ def bind(target: Target | Problem) -> Problem:
 class Problem:
     """A target bound for sampling. It has the target's own attributes, too, so that samplers may use those."""
 
-    def __init__(self, target: Target, memory: int = MEMORY) -> None:
-        for name in ("embeddings", "length", "log_prob"):
-            if not hasattr(target, name):
-                raise SamplingError(
-                    f"{type(target).__name__} is not a target: it has no `{name}`; a target has `embeddings` (M, d), "
-                    "`length` and `log_prob(tokens)`"
-                )
+    def __init__(self, target: Target) -> None:
+        _check_target(target)
         refuse_misspelt(target, TARGET_ABILITIES, "target")
-        self.target, self.memory = target, memory
-        self.name = type(target).__name__
+        self.target, self.name = target, type(target).__name__
         self.embeddings: Float[Tensor, "token d"] = target.embeddings
         self.length: int = target.length
-        if self.length < 1:
-            raise SamplingError(f"N = {self.length}: the target has no positions; its length must be 1 or more")
+        self.memory: int = getattr(target, "memory", None) or MEMORY
+        self.row_bytes: int = getattr(target, "row_bytes", None) or 4 * 8 * self.length * self.embeddings.shape[1]
         self.device = self.embeddings.device
         self.dtype = working_dtype(self.embeddings)
         self.allowed: Bool[Tensor, " token"] | None = getattr(target, "allowed", None)
         self.box: float | None = getattr(target, "box", None)
-        self.has_gradient = hasattr(target, "log_prob_and_grad")
+        self.has_gradient = getattr(target, "log_prob_and_grad", None) is not None
         self._log_prob_and_guide = getattr(target, "log_prob_and_guide", None)
         self._guide = getattr(target, "guide", None)
         self.has_guide = self._log_prob_and_guide is not None or self._guide is not None
-        self.is_autoregressive = hasattr(target, "conditionals")
-        self.temperature: float = getattr(target, "temperature", 1.0)
+        self.is_autoregressive = getattr(target, "conditionals", None) is not None
+        self.temperature: float = getattr(target, "temperature", None) or 1.0
         self.own_redraw = getattr(target, "redraw", None)
         self.own_token_log_probs = getattr(target, "token_log_probs", None)
         self.masks = self._leaves_out_tokens() and not getattr(target, "masks_itself", False)
         self.normalised = bool(getattr(target, "normalised", True))
         self.relaxed_target = getattr(target, "relaxed_target", None)
         self.log_factors = getattr(target, "log_factors", None)
-        self.patterns: dict[str, Pattern] = getattr(target, "patterns", {})
+        self.patterns: dict[str, Pattern] = getattr(target, "patterns", None) or {}
         self.why_impossible = getattr(target, "why_impossible", None)
         self.why_above_bound = getattr(target, "why_above_bound", None)
 
@@ -95,7 +89,8 @@ class Problem:
 
     def evaluate(self, tokens: Int[Tensor, "row n"], guidance: Guidance = "full") -> Evaluation:
         """One evaluation of the target for every row, with the field that the guidance asks for."""
-        log_prob, field = in_blocks(lambda block: self._evaluate_block(block, guidance), tokens)
+        rows = block_rows(self.row_bytes, self.memory)
+        log_prob, field = in_blocks(lambda block: self._evaluate_block(block, guidance), tokens, rows_at_a_time=rows)
         finite = field.isfinite().flatten(1).all(-1)
         return Evaluation(
             torch.where(log_prob.isfinite(), -log_prob, torch.inf), torch.where(finite[:, None, None], field, 0)
@@ -119,6 +114,8 @@ class Problem:
         kept: dict[Any, Geometry] = _KEPT.setdefault(self.embeddings, {})  # type: ignore[no-untyped-call]
         key = (version, mask, dimensions, memory)
         if key not in kept:
+            for outdated in [other for other in kept if other[0] != version]:
+                del kept[outdated]
             kept[key] = Geometry(cells_of(self.embeddings, self.allowed, dimensions, memory))
         return kept[key]
 
@@ -160,6 +157,10 @@ class Problem:
                 else f"type {type(self.allowed).__name__}"
             )
             raise SamplingError(f"`allowed` has {got}; it must be a bool tensor of shape ({size},)")
+        if not self.allowed.any():
+            raise SamplingError(
+                "`allowed` leaves out every token: there is nothing to sample; allow two or more"
+            )
         return not bool(self.allowed.all())
 
     def _evaluate_block(self, block: Tensor, guidance: Guidance) -> tuple[Tensor, Tensor]:
@@ -186,6 +187,25 @@ class Problem:
                     f"the {name} of {self.name} has {got} for {len(tokens)} rows of tokens; "
                     f"it must be a tensor of shape {tuple(shape)}"
                 )
+
+
+def _check_target(target: Target) -> None:
+    """Refuse what is not a target, naming what is wrong with it."""
+    for name in ("embeddings", "length", "log_prob"):
+        if not hasattr(target, name):
+            raise SamplingError(
+                f"{type(target).__name__} is not a target: it has no `{name}`; a target has `embeddings` (M, d), "
+                "`length` and `log_prob(tokens)`"
+            )
+    if not isinstance(target.embeddings, Tensor) or target.embeddings.ndim != 2:
+        raise SamplingError(
+            f"the embeddings of {type(target).__name__} are no (M, d) tensor but {type(target.embeddings).__name__}; "
+            "give a torch tensor with one row for each token"
+        )
+    if not isinstance(target.length, int) or target.length < 1:
+        raise SamplingError(
+            f"N = {target.length!r}: the target has no positions; its length must be 1 or more, a whole number"
+        )
 
 
 _KEPT: WeakIdKeyDictionary = WeakIdKeyDictionary()

@@ -116,7 +116,8 @@ def plan_texts(
         from structured_voronoi.lookahead.lookahead import check_patterns
 
         check_patterns(problem)
-    starts_at_truth = problem.normalised and start in (None, "ancestral") and name not in INEXACT
+    draws_truth = problem.normalised and problem.is_autoregressive and not problem.masks
+    starts_at_truth = draws_truth and start in (None, "ancestral") and name not in INEXACT
     if warmup is None:
         warmup = 0 if starts_at_truth else GUIDED_WARMUP if name == "guided" else DEFAULT_WARMUP
     if name == "auto":
@@ -136,7 +137,7 @@ def cheapest_sampler(target: Target | Problem, seed: int, steps: int, scale: Sca
     from structured_voronoi.samplers.rejection import Rejection
 
     problem = bind(target)
-    if problem.normalised:
+    if problem.normalised and problem.is_autoregressive:
         return "ancestral", "ancestral, because nothing weighs on the language model's own draws"
     try:
         share = Rejection().acceptance(problem, seed, PILOT_TRIES)

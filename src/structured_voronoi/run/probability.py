@@ -94,7 +94,9 @@ def _pareto_k(log_weight: Float[ndarray, " text"]) -> float:
     from arviz_stats.base import array_stats
 
     positive = log_weight[np.isfinite(log_weight)]
-    if len(positive) < 25 or np.ptp(positive) < 1e-9:
-        return 0.0 if len(positive) >= 25 else math.inf
+    if len(positive) < 25:
+        return math.inf
+    if len(np.unique(np.round(positive, 9))) < 25:  # hardly a tail to be fitted
+        return 0.0
     k = float(array_stats.psislw(-positive)[1])  # it is made for log-likelihoods, whose negatives are log-weights
     return k if math.isfinite(k) else 0.0

@@ -79,7 +79,7 @@ def _draw(problem: Problem, rng: Rng) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens, their energies, and which of them are accepted as draws of the target restricted to allowed tokens."""
     tokens, log_probs, log_rest = ancestral_draw(problem, rng, WHO)
     energy = -(widened(log_probs).sum(-1) + log_rest)
-    drawn = energy.isfinite()
+    log_chance, drawn = log_acceptance(problem, tokens, log_rest), energy.isfinite()
     if problem.masks:
-        drawn &= rng.uniform().log() < log_acceptance(problem, tokens, log_rest)
+        drawn &= rng.uniform().log() < log_chance
     return tokens, energy, drawn

@@ -108,6 +108,7 @@ class Fudge:
         top = widened(log_prob).topk(min(self.candidates, log_prob.shape[-1]), dim=-1)
         prefixes = torch.cat([before[:, None].expand(-1, top.indices.shape[1], -1), top.indices[..., None]], dim=-1)
         likely = top.values >= math.log(self.least) if self.least else torch.ones_like(top.values, dtype=torch.bool)
+        likely &= top.values.isfinite()
         likely[:, 0] = True
         rows = prefixes[likely]
         parts = [in_blocks(self._answer, rows[i : i + ROWS]) for i in range(0, len(rows), ROWS)]

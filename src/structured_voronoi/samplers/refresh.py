@@ -28,13 +28,10 @@ class State(NamedTuple):
     log_probs: Float[Tensor, "chain n"]
     """log p of each token given those before it."""
     log_rest: Float[Tensor, " chain"]
-    """The rest of log p(m): suffix, end, controls."""
+    """The rest of log p(m): suffix, end, controls; infinite where the model holds a token to be impossible."""
+    energy: Float[Tensor, " chain"]
     moves: int
     """The number of moves so far, which selects the block of the next one."""
-
-    @property
-    def energy(self) -> Float[Tensor, " chain"]:
-        return -(self.log_probs.sum(-1) + self.log_rest)
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ class Refresh:
         check_autoregressive(problem, WHO)
         tokens, first = find_start(problem, rng, start, "none")
         log_probs = widened(token_log_probs(problem, tokens))
-        return State(tokens, log_probs, -first.energy - log_probs.sum(-1), 0)
+        return State(tokens, log_probs, -first.energy - log_probs.sum(-1), first.energy, 0)
 
     def synchronise(
         self,
@@ -73,7 +70,7 @@ class Refresh:
         if len(rows):
             log_probs[rows] = widened(token_log_probs(bind(target), tokens[rows]))
             log_rest[rows] = -energy[rows] - log_probs[rows].sum(-1)
-        new = State(tokens, log_probs, log_rest, state.moves)
+        new = State(tokens, log_probs, log_rest, energy.clone(), state.moves)
         return Synchronised(new, changed.long(), torch.zeros_like(tokens[:, 0]))
 
     def step(self, target: Target | Problem, rng: Rng, state: State) -> tuple[State, Info]:
@@ -94,7 +91,8 @@ class Refresh:
         levels, accept_level = rng.uniform(j - i), rng.uniform()
         tokens, from_i, log_rest = redraw(problem, state.tokens, i, j, levels)
         log_probs = torch.cat([state.log_probs[:, :i], widened(from_i)], dim=-1)
-        there = State(tokens, log_probs, widened(log_rest), state.moves)
+        energy = -(log_probs.sum(-1) + widened(log_rest))
+        there = State(tokens, log_probs, widened(log_rest), energy, state.moves)
         ratio = self.log_ratio(state, there, j)
         finite = ratio.isfinite() & from_i.isfinite().all(-1)
         accepted = finite & (accept_level.log() < ratio)
@@ -102,6 +100,7 @@ class Refresh:
             torch.where(accepted[:, None], tokens, state.tokens),
             torch.where(accepted[:, None], there.log_probs, state.log_probs),
             torch.where(accepted, there.log_rest, state.log_rest),
+            torch.where(accepted, energy, state.energy),
             state.moves + 1,
         )
         ones = torch.ones_like(tokens[:, 0])

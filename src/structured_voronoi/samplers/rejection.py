@@ -71,8 +71,8 @@ class Rejection:
             tries_each = self._tries_each(len(active), int(tried.sum()), chains - len(pending))
             tries_each = min(tries_each, self.max_tries - int(tried[active].max()))
             offsets = torch.arange(tries_each, device=rng.device)
-            row_rng = rng.select(active.repeat_interleave(tries_each))
-            row_rng = type(rng)(rng.seed, row_rng.chains.tolist(), stream, rng.device)
+            rows = rng.chains[active.repeat_interleave(tries_each).to(rng.chains.device)]
+            row_rng = type(rng)(rng.seed, rows.tolist(), stream, rng.device)
             drawn = self.tries(problem, row_rng, (tried[active][:, None] + offsets).flatten())
             drawn = Tries(*(part.reshape(len(active), tries_each, *part.shape[1:]) for part in drawn))
             done, first = drawn.accepted.any(-1), drawn.accepted.long().argmax(-1)  # in the order of the chain's stream

@@ -158,7 +158,12 @@ class Controlled:
                 scores = control.log_prob(tokens, texts)
             else:
                 scores, slope = steer(tokens, texts)
-                field = field + weight * slope.to(field)
+                if slope.shape != field.shape:
+                    raise SamplingError(
+                        f"the gradient of the control {control.name} has shape {tuple(slope.shape)}; "
+                        f"it must be {tuple(field.shape)}"
+                    )
+                field = field + weight * slope.detach().to(field)
             total = total + weight * _check_scores(control, scores, total)
         return total, field
 
@@ -174,10 +179,12 @@ def _bind_control(control: Control, weight: object, model: LanguageModel) -> _We
     refuse_misspelt(control, CONTROL_ABILITIES, "control")
     bind: Any = getattr(control, "bind", None)
     bound_control: Any = control if bind is None else bind(model)
+    if not isinstance(bound_control, Control):
+        raise SamplingError(f"`bind` of the control {control.name} gave {bound_control!r}, which is not a control")
     return _Weighted(
         bound_control,
         float(weight),
-        float(getattr(bound_control, "bound", 0.0)),
+        float(getattr(bound_control, "bound", None) or 0.0),
         getattr(bound_control, "log_prob_and_guide", None),
         getattr(bound_control, "log_prob_and_grad", None),
         getattr(bound_control, "pattern", None),
@@ -192,4 +199,4 @@ def _check_scores(control: Control, scores: object, like: Float[Tensor, " chain"
             f"the control {control.name} scores {len(like)} texts with {received}; "
             f"it must return a tensor of shape {tuple(like.shape)}"
         )
-    return scores.to(like)
+    return scores.detach().to(like)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from structured_voronoi.contracts import Choose, Redrawn
 from structured_voronoi.errors import SamplingError
-from structured_voronoi.geometry.cells import working_dtype
 from structured_voronoi.models.loading import head, hidden_states, load_model
 from structured_voronoi.streams import BLOCK, MEMORY, block_rows
 
@@ -42,7 +41,9 @@ class LanguageModel:
         self.model, self.tokenizer, self.memory = model, tokenizer, memory
         self.length, self.ends, self.prompt, self.suffix = length, ends, prompt, suffix
         self.device = model.device
-        self.embeddings: Float[Tensor, "token d"] = model.get_output_embeddings().weight.detach()
+        table = model.get_output_embeddings().weight
+        # one object for all targets of a network, so that its geometry is built once
+        self.embeddings: Float[Tensor, "token d"] = table.detach() if table.requires_grad else table
         self.allowed, self.excluded = self._make_mask(allowed)
         self._fitted: Tensor | None = None
         self._before = self._encode_prompt(prompt)
@@ -132,7 +133,7 @@ class LanguageModel:
 
         Keys and values are kept, so every position goes through the model once, as in one evaluation. In half precision
         that rounds otherwise than one pass over the whole text does, and the text is scored once more by such a pass,
-        so that a chain compares energies of one kind only.
+        so that a chain compares energies of one kind only (what is drawn is exact up to that rounding).
         """
         tokens, log_probs, cache = tokens.clone(), [], None
         ids = torch.cat([self._before.expand(len(tokens), -1), tokens[:, :start]], dim=-1)
@@ -194,7 +195,7 @@ class LanguageModel:
 
     def _slope(self, tokens: Tensor, hidden: Tensor) -> Float[Tensor, "chain position d"]:
         """The gradient of log p(m) at the last hidden states: v_w - Σ_j p_j v_j where each token w is predicted."""
-        slope, table = torch.zeros_like(hidden), self.embeddings.to(working_dtype(self.embeddings))
+        slope, table = torch.zeros_like(hidden), self.embeddings
         size = block_rows(4 * 4 * len(self.embeddings), self.memory)
         predicted = [(self._predicting, tokens, True)]
         if len(self._after):
@@ -222,10 +223,14 @@ class LanguageModel:
 
     @property
     def _graph_bytes(self) -> int:
-        """A rough size of one row's graph for the backward pass: twenty numbers a layer, position and dimension."""
-        config = self.model.config
+        """A rough size of one row's graph for the backward pass, which keeps every layer."""
+        return self.row_bytes * int(self.model.config.get_text_config().num_hidden_layers)
+
+    @property
+    def row_bytes(self) -> int:
+        """A rough size of one row on its way through the model: twenty numbers a position and dimension."""
         positions = len(self._before) + self.length + len(self._after)
-        return int(20 * config.num_hidden_layers * config.hidden_size * positions * self.embeddings.element_size())
+        return int(20 * self.model.config.get_text_config().hidden_size * positions * self.embeddings.element_size())
 
     @property
     def input_map(self) -> Float[Tensor, "d d"] | None:

@@ -25,7 +25,8 @@ from structured_voronoi.run.workers import side_by_side
 from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.language_model import LanguageModel
 
-THREE_CONTROLS, ONE_REGEX = CASES = ("three controls", "a regular expression")
+ONE_REGEX = "a regular expression"
+CASES = ("three controls", ONE_REGEX)
 SAMPLERS = ("rejection", "svs+refresh", "ancestral")
 
 

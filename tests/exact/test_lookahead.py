@@ -1,0 +1,286 @@
+"""Lookahead: automata against Python's own expressions, labels against enumeration, exactness for any lookahead."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import structured_voronoi as sv
+from structured_voronoi.contracts import Pattern
+from structured_voronoi.lookahead.fitting import draw_pilot, fit_lookahead, share_of
+from structured_voronoi.lookahead.heads import PatternHead
+from structured_voronoi.lookahead.lookahead import Lookahead, Proposal, untrained
+from structured_voronoi.lookahead.patterns import CannotCompile, compile_pattern
+from structured_voronoi.lookahead.vocabulary import token_bytes
+from structured_voronoi.problem.problem import bind
+from structured_voronoi.run.probability import summarise_weights
+
+LEVEL, SEED, CHAINS = 1e-4, 3, 800
+WORDS = (" cheap", " pub", " restaurant", " place", " and", " a")
+Predicate = sv.controls.Predicate
+
+EXPRESSIONS = [
+    "river", r"^The", r"(?i)\b(pub|coffee shop)\b", r"\briver\b", "a.b", "x$", "[^a]b", r"\sr\w+", "é", "[a-c]{2,3}",
+    r"\Bb", "(Italian ){3}", "(a+)+b", "[]a]b", r"\d\d", "a|b$", r"(?<!\w)river(?!\w)", r"(?i)THE\s+pub", "(?s)a.b",
+]  # fmt: skip
+PIECES = [
+    "river",
+    "River",
+    "the",
+    "The",
+    "pub",
+    "coffee shop",
+    " ",
+    "a",
+    "b",
+    "x",
+    "c",
+    "\n",
+    "Italian ",
+    "1",
+    "]",
+    "_",
+    ".",
+]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_automata_match_what_python_matches(expression: str, whole: bool) -> None:
+    automaton, opposite = (
+        compile_pattern(Pattern(expression, whole=whole, negated=negated)) for negated in (False, True)
+    )
+    compiled, source = re.compile(expression), random.Random(0)
+    seen = set()
+    for _ in range(800):
+        text = "".join(source.choice([*PIECES, "é"]) for _ in range(source.randint(0, 5)))
+        if r"\b" in expression.lower() or r"\w" in expression:
+            text = text.replace("é", "")  # letters beyond ASCII are not known to be letters
+        state = 0
+        for byte in text.encode():
+            state = automaton.step[state, byte]
+        matched = bool(compiled.fullmatch(text) if whole else compiled.search(text))
+        assert bool(automaton.accepting[state]) == matched, text
+        assert not (automaton.satisfied[state] and not matched)
+        other = 0
+        for byte in text.encode():
+            other = opposite.step[other, byte]
+        assert bool(opposite.accepting[other]) != matched
+        seen.add(matched)
+    assert len(seen) == 2 or whole
+
+
+@pytest.mark.parametrize("expression", [r"(?<!a)b", r"(a)\1", "(?=x)y", r"(?m)^a", r"[\W]a", "(a|b)*a(a|b){9}"])
+def test_what_has_no_small_automaton_is_left_to_learning(expression: str) -> None:
+    with pytest.raises(CannotCompile):
+        compile_pattern(Pattern(expression))
+
+
+def test_tokens_are_spelt_as_they_decode() -> None:
+    tokenizer = sv.LanguageModel.load("bundled").tokenizer
+    spelt = token_bytes(tokenizer, 901)
+    text = "Near the café, “The Mill” serves £5 soup."
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert b"".join(spelt[token] for token in ids).decode() == text
+
+
+def small_model(length: int = 4) -> sv.LanguageModel:
+    """The bundled model over six words, so that every text can be listed."""
+    loaded = sv.LanguageModel.load("bundled")
+    tokens = [loaded.tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in WORDS]
+    return sv.LanguageModel(loaded.model, loaded.tokenizer, "The Old Mill is a", length, allowed=tokens)
+
+
+class Listed(sv.Controlled):
+    """A controlled language model of which every text is listed."""
+
+    def support(self) -> Tensor:
+        tokens = self.model.allowed.nonzero().squeeze(-1)
+        texts = torch.cartesian_prod(*[tokens] * self.length)
+        return texts[self.log_prob(texts).isfinite()]
+
+    def probabilities(self) -> Tensor:
+        return self.log_prob(self.support()).double().softmax(0)
+
+
+def likes_pubs(text: str) -> float:
+    return 0.9 if text.count("pub") == 2 else 0.1
+
+
+CONTROLS: dict[str, Any] = {
+    "keyword": lambda: {Predicate.keyword("pub"): 1.0},
+    "regex": lambda: {Predicate.regex(r"cheap.*place|and a$"): 1.0, ~Predicate.keyword("restaurant"): 1.0},
+    "classifier": lambda: {sv.controls.Classifier.load("price", "cheap"): 1.5},
+    "black box": lambda: {Predicate(likes_pubs): 1.0},
+}
+
+
+def lookaheads(target: Any) -> dict[str, Lookahead]:
+    """A trained one, a random one, and one that wants the opposite of the trained one."""
+    problem = bind(target)
+    trained = fit_lookahead(problem, 128, SEED, progress=False)
+    sizes = {name: head.reader.size for name, head in trained.heads.items()}
+    chance, adverse = untrained(problem, sizes, 0.1, seed=SEED), untrained(problem, sizes, 0.1)
+    for name, head in adverse.heads.items():
+        head.reader.load_state_dict({key: -part for key, part in trained.heads[name].reader.state_dict().items()})
+        head.reader.coordinates.mul_(-1)
+    return {"trained": trained, "random": chance, "adverse": adverse}
+
+
+@dataclass(frozen=True, eq=False)
+class WithoutProposal(sv.Guided):
+    """The broken twin: weights that leave q out."""
+
+    def log_weight(self, text: Proposal) -> Tensor:
+        return text.log_p.sum(-1) + text.log_rest
+
+
+@dataclass(frozen=True, eq=False)
+class WithoutPresent(sv.Guided):
+    """The broken twin: the present text is left out of the choice."""
+
+    def _choose(self, problem: Any, rng: Any, state: Any) -> Any:
+        impossible = state.text._replace(log_rest=torch.full_like(state.text.log_rest, -torch.inf))
+        return super()._choose(problem, rng, state._replace(text=impossible))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("control", "kinds"),
+    [
+        ("keyword", ("trained", "random", "adverse")),
+        ("regex", ("trained", "adverse")),
+        ("classifier", ("trained", "random")),
+        ("black box", ("trained", "random", "adverse")),
+    ],
+)
+def test_guided_texts_follow_the_truth_whatever_the_lookahead(control: str, kinds: tuple[str, ...]) -> None:
+    target = Listed(small_model(3), CONTROLS[control]())
+    known = lookaheads(target)
+    for kind in kinds:
+        found = sv.verify.stationarity(sv.Guided(known[kind], tries=3), target, CHAINS, steps=2, seed=SEED)
+        assert found.p_value >= LEVEL, kind
+        assert found.moved >= 0.3, kind
+    twin = sv.verify.stationarity(WithoutProposal(known["trained"], tries=3), target, CHAINS, steps=2, seed=SEED)
+    assert twin.p_value < LEVEL
+
+
+def test_a_choice_without_the_present_text_is_seen() -> None:
+    target = Listed(small_model(3), CONTROLS["black box"]())
+    adverse = lookaheads(target)["random"]
+    right, twin = (sampler(adverse, tries=2) for sampler in (sv.Guided, WithoutPresent))
+    assert sv.verify.stationarity(right, target, chains=CHAINS, steps=2, seed=SEED).p_value >= LEVEL
+    assert sv.verify.stationarity(twin, target, chains=CHAINS, steps=2, seed=SEED).p_value < LEVEL
+
+
+def test_a_cycle_with_guided_moves_keeps_the_truth() -> None:
+    target = Listed(small_model(3), CONTROLS["keyword"]())
+    guided = sv.Guided(lookaheads(target)["random"], tries=2)
+    cycle = sv.Cycle(guided, sv.Refresh(block=1, suffix=False))
+    found = sv.verify.stationarity(cycle, target, chains=CHAINS, steps=2, seed=SEED)
+    assert found.p_value >= LEVEL
+    assert found.moved >= 0.3
+
+
+def test_a_chain_does_not_depend_on_the_chains_beside_it() -> None:
+    target = Listed(small_model(4), CONTROLS["keyword"]())
+    lookahead = lookaheads(target)["trained"]
+    many, few = (
+        sv.sample(target, sv.Guided(lookahead, tries=4), chains=chains, draws=3, warmup=1, seed=1, progress=False)
+        for chains in (11, 3)
+    )
+    assert (many["posterior"]["tokens"].values[:3] == few["posterior"]["tokens"].values).all()
+
+
+def test_labels_and_values_of_a_pattern() -> None:
+    """Labels lie in [0, 1], their mean at the first position is the probability; values are 1 and 0 where they must."""
+    target = bind(Listed(small_model(4), CONTROLS["keyword"]()))
+    lookahead = untrained(target, {"keyword=pub": "token"}, 1e-3)
+    pilot = draw_pilot(target, lookahead, 512, SEED)
+    head, labels = lookahead.heads["keyword=pub"], pilot.labels["keyword=pub"]
+    assert isinstance(head, PatternHead)
+    assert 0 <= float(labels.min()) <= float(labels.max()) <= 1 + 1e-5
+    pub = next(token for token in target.allowed_tokens.tolist() if target.decode(torch.tensor([token])) == " pub")
+    other = next(token for token in target.allowed_tokens.tolist() if token != pub)
+    hidden = torch.zeros(2, target.embeddings.shape[1])
+    last = head.value(head.begin(torch.tensor([[other] * 3, [pub, other, other]])), hidden, 3, 4)
+    assert last[0, pub] > 0.4  # accepting, though a letter could still follow in a longer text
+    assert last[0, other] == 0
+    assert last[1, other] == 1
+
+
+def test_rare_words_are_found_and_their_probability_is_right() -> None:
+    """Two words together, against 4,000 plain texts; a word that the pilot never saw is learnt all the same."""
+    model = sv.LanguageModel.load("bundled", length=10)
+    target = sv.Controlled(model, {Predicate.keyword("Italian"): 1.0, Predicate.keyword("river"): 1.0})
+    lookahead = Lookahead.fit(target, texts=256, seed=0, progress=False)
+    found = sv.probability(target, texts=512, seed=1, lookahead=lookahead, progress=False)
+    plain = sv.sample(model, sv.Ancestral(), chains=4000, draws=1, seed=2, progress=False)["posterior"]["tokens"].values
+    scores = target.control_log_probs(torch.tensor(plain[:, 0]))
+    share = float(torch.stack([score.isfinite() for score in scores.values()]).all(0).double().mean())
+    error = (share / 4000) ** 0.5
+    assert found.low - 3 * error <= share <= found.high + 3 * error
+    assert found.effective_share > 5 * share
+    assert found.evaluations == 512
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
+    target = Listed(small_model(3), CONTROLS["black box"]())
+    texts = torch.cartesian_prod(*[target.model.allowed.nonzero().squeeze(-1)] * 3)
+    truth = float(target.log_prob(texts).double().exp().sum())  # the model is normalised over these texts
+    lookahead = lookaheads(target)["random"]
+    held = 0
+    for seed in range(40):
+        found = sv.probability(target, texts=64, seed=seed, lookahead=lookahead, progress=False)
+        held += found.low <= truth <= found.high
+    assert held >= 33  # of 40, where 38 are expected
+
+
+def test_weights_are_judged() -> None:
+    even = summarise_weights(torch.full((200,), -3.0, dtype=torch.float64).numpy())
+    assert (round(even.value, 6), even.trusted, even.effective_share) == (0.049787, True, pytest.approx(1.0))
+    heavy = torch.full((200,), -9.0, dtype=torch.float64)
+    heavy[0] = 0.0
+    assert not summarise_weights(heavy.numpy()).trusted
+    nothing = summarise_weights(torch.full((200,), -torch.inf, dtype=torch.float64).numpy())
+    assert (nothing.value, nothing.high, nothing.trusted) == (0.0, 1.0, False)
+    assert "none of 200 proposals" in nothing.verdict
+    assert share_of(torch.full((5,), -torch.inf)) == 0
+
+
+def test_lookaheads_are_kept_and_only_for_their_target(tmp_path: Path) -> None:
+    target = Listed(small_model(3), CONTROLS["keyword"]())
+    lookahead = Lookahead.fit(target, texts=64, progress=False)
+    lookahead.save(tmp_path / "kept")
+    again = Lookahead.load(tmp_path / "kept", target)
+    levels = sv.Rng(0, 9).uniform(3)
+    blank = torch.full((9, 3), int(bind(target).allowed_tokens[0]))
+    for part, same in zip(
+        lookahead.propose(bind(target), blank, 0, levels), again.propose(bind(target), blank, 0, levels), strict=True
+    ):
+        assert torch.equal(part, same)
+    with pytest.raises(sv.SamplingError, match="made for another length"):
+        Lookahead.load(tmp_path / "kept", Listed(small_model(4), CONTROLS["keyword"]()))
+    with pytest.raises(sv.SamplingError, match="made for another factors"):
+        Lookahead.load(tmp_path / "kept", Listed(small_model(3), CONTROLS["black box"]()))
+    (tmp_path / "kept" / "lookahead.json").write_text(json.dumps({"factors": {}}))
+    with pytest.raises(sv.SamplingError, match="cannot be loaded"):
+        Lookahead.load(tmp_path / "kept", target)
+
+
+def test_hopeless_controls_are_refused_before_anything_is_drawn() -> None:
+    model = small_model(3)
+    with pytest.raises(sv.SamplingError, match="no text of 3 tokens can satisfy keyword=zebra"):
+        Lookahead.fit(sv.Controlled(model, {Predicate.keyword("zebra"): 1.0}), texts=8, progress=False)
+    with pytest.raises(sv.SamplingError, match="satisfied by none of 8 texts of the model, and it is no pattern"):
+        Lookahead.fit(sv.Controlled(model, {Predicate(lambda text: False, "never"): 1.0}), texts=8, progress=False)
+    with pytest.raises(sv.SamplingError, match="has the bound inf"):
+        sv.probability(sv.Controlled(model, {Predicate(len, kind="log_score"): 1.0}), texts=64, progress=False)
