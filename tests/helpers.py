@@ -91,8 +91,8 @@ def round_trip_failures(there: Journey, tolerance: float) -> float:
     """The share of swapping trajectories that do not come back: forward, flip r, forward again, flip r.
 
     A trajectory comes back if its tokens do, and x and r to within ``tolerance`` (x in units of σ, or of the spacing
-    of the cells for the uniform base). Unlike sv.verify.round_trip this also looks at the momentum, and sets off from
-    any start.
+    of the cells for the uniform base). Unlike sv.verify.round_trip this sets off from any start and leaves abandoned
+    trajectories out.
     """
     out, tally, _ = travel(there)
     back, again, _ = travel(there._replace(start=out._replace(r=-out.r)))

@@ -158,9 +158,7 @@ class Problem:
             )
             raise SamplingError(f"`allowed` has {got}; it must be a bool tensor of shape ({size},)")
         if not self.allowed.any():
-            raise SamplingError(
-                "`allowed` leaves out every token: there is nothing to sample; allow two or more"
-            )
+            raise SamplingError("`allowed` leaves out every token: there is nothing to sample; allow two or more")
         return not bool(self.allowed.all())
 
     def _evaluate_block(self, block: Tensor, guidance: Guidance) -> tuple[Tensor, Tensor]:
