@@ -236,10 +236,10 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     target = Listed(small_model(3), CONTROLS["black box"]())
     texts = torch.cartesian_prod(*[target.model.allowed.nonzero().squeeze(-1)] * 3)
     truth = float(target.log_prob(texts).double().exp().sum())  # the model is normalised over these texts
-    lookahead = lookaheads(target)["random"]
+    lookahead = lookaheads(target)["trained"]
     held = 0
     for seed in range(40):
-        found = sv.probability(target, texts=64, seed=seed, lookahead=lookahead, progress=False)
+        found = sv.probability(target, texts=128, seed=seed, lookahead=lookahead, progress=False)
         held += found.low <= truth <= found.high
     assert held >= 33  # of 40, where 38 are expected
 
@@ -284,3 +284,26 @@ def test_hopeless_controls_are_refused_before_anything_is_drawn() -> None:
         Lookahead.fit(sv.Controlled(model, {Predicate(lambda text: False, "never"): 1.0}), texts=8, progress=False)
     with pytest.raises(sv.SamplingError, match="has the bound inf"):
         sv.probability(sv.Controlled(model, {Predicate(len, kind="log_score"): 1.0}), texts=64, progress=False)
+
+
+def test_the_second_plan_takes_the_lookahead_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another weight is another lookahead; a damaged one is made anew."""
+    from structured_voronoi.lookahead.kept import kept_lookahead
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    problem = bind(Listed(small_model(3), CONTROLS["keyword"]()))
+
+    def weights() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in tmp_path.glob("structured-voronoi/*/lookahead.safetensors")}
+
+    kept_lookahead(problem, 32, SEED, progress=False)
+    first = weights()
+    kept_lookahead(problem, 32, SEED, progress=False)
+    assert weights() == first
+    kept_lookahead(bind(Listed(small_model(3), {Predicate(likes_pubs): 2.0})), 32, SEED, progress=False)
+    kept_lookahead(bind(Listed(small_model(3), {Predicate(likes_pubs): 1.0})), 32, SEED, progress=False)
+    assert len(weights()) == 3
+    (path,) = first
+    path.write_bytes(b"damaged")
+    kept_lookahead(problem, 32, SEED, progress=False)
+    assert path.stat().st_size > 1000

@@ -75,7 +75,7 @@ def sample(
     target = Controlled(language_model, controls) if controls else language_model
     left_out = ", ".join(f"{count} {why}" for why, count in language_model.excluded.items() if count)
     print(f"svs: tokens left out: {left_out or 'none'}", file=sys.stderr)
-    plan = plan_texts(target, sampler, scale=scale, warmup=warmup, thin=thin, start=start, seed=seed)
+    plan = plan_texts(target, sampler, scale=scale, warmup=warmup, thin=thin, start=start, seed=seed, progress=True)
     if plan.reason:
         print(f"svs: {plan.reason}", file=sys.stderr)
     batches: list[Batch] = []

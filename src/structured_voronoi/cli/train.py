@@ -30,7 +30,7 @@ def train_lm(
     from structured_voronoi.models.corpora import load_corpus
     from structured_voronoi.models.folders import writable_folder
     from structured_voronoi.models.training import Recipe, train_language_model
-    from structured_voronoi.run.progress import progress_bar
+    from structured_voronoi.progress import progress_bar
 
     check_seed(seed)
     if not 0 < epochs < 1000:
@@ -70,7 +70,7 @@ def train_classifier(
     from structured_voronoi.models.corpora import labelled_texts
     from structured_voronoi.models.folders import writable_folder
     from structured_voronoi.models.loading import load_model
-    from structured_voronoi.run.progress import progress_bar
+    from structured_voronoi.progress import progress_bar
 
     check_seed(seed)
     if epochs is not None and not 0 < epochs < 10_000:

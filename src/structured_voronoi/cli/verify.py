@@ -38,7 +38,7 @@ def check_cases(cases: list[Case], chains: int, seed: int) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from structured_voronoi.run.progress import progress_bar
+    from structured_voronoi.progress import progress_bar
     from structured_voronoi.verify.claims import verdicts
 
     grid = Table("sampler", "target", "TV", "floor", "TV/floor", "p", "moved", "verdict")

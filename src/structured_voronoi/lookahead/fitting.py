@@ -24,6 +24,7 @@ from structured_voronoi.lookahead.lookahead import (
 )
 from structured_voronoi.problem.drawing import redraw_by
 from structured_voronoi.problem.problem import Problem
+from structured_voronoi.progress import Tick, progress_bar
 from structured_voronoi.streams import Rng, block_rows, in_blocks, inverse_cdf, widened
 
 STEPS, BATCH, LEARNING_RATE, WEIGHT_DECAY = 400, 64, 2e-3, 0.1
@@ -33,6 +34,8 @@ CHECKED = 128
 DELTAS = (1e-3, 0.1, 1.0)
 """Shares of the plain model that are tried where something is learnt from scores alone."""
 LEAST_LABEL = 1e-12
+PILOT_ROWS = 256
+"""Texts of the pilot that are drawn at a time, so that progress is seen."""
 
 
 class Pilot(NamedTuple):
@@ -48,9 +51,13 @@ def fit_lookahead(problem: Problem, texts: int, seed: int, progress: bool) -> Lo
     check_count(texts=texts)
     names = factor_names(problem)
     blank = untrained(problem, dict.fromkeys(names, SIZES[0]), DELTAS[0])
-    pilot = draw_pilot(problem, blank, texts, seed)
-    _refuse_hopeless(blank, pilot)
-    trained = {size: _train(problem, dict.fromkeys(names, size), pilot, seed) for size in SIZES}
+    with progress_bar(texts + len(SIZES) * CHECKED, progress, "lookahead") as tick:
+        pilot = draw_pilot(problem, blank, texts, seed, tick)
+        _refuse_hopeless(blank, pilot)
+        trained = {}
+        for size in SIZES:
+            trained[size] = _train(problem, dict.fromkeys(names, size), pilot, seed)
+            tick(f"heads on {size}", CHECKED)
     learns_scores = any(not isinstance(head, PatternHead) for head in blank.heads.values())
     candidates = [
         Lookahead(lookahead.heads, delta, lookahead.identity)
@@ -60,9 +67,9 @@ def fit_lookahead(problem: Problem, texts: int, seed: int, progress: bool) -> Lo
     return max(candidates, key=lambda lookahead: effective_share(problem, lookahead, CHECKED, seed))
 
 
-def draw_pilot(problem: Problem, lookahead: Lookahead, texts: int, seed: int) -> Pilot:
+def draw_pilot(problem: Problem, lookahead: Lookahead, texts: int, seed: int, tick: Tick | None = None) -> Pilot:
     """Ancestral texts with their hidden states, block by block, so that no more probabilities are kept than fit."""
-    rows = block_rows(4 * problem.length * len(problem.embeddings), problem.memory)
+    rows = min(PILOT_ROWS, block_rows(4 * problem.length * len(problem.embeddings), problem.memory))
     levels = Rng(seed, texts, "lookahead pilot", problem.device).uniform(problem.length)
 
     def draw_block(levels: Tensor) -> tuple[Tensor, ...]:
@@ -83,6 +90,8 @@ def draw_pilot(problem: Problem, lookahead: Lookahead, texts: int, seed: int) ->
             else factors[name].exp().nan_to_num(0.0).float()[:, None, None].expand(-1, problem.length, 1)
             for name, head in lookahead.heads.items()
         ]
+        if tick is not None:
+            tick("texts of the model", len(tokens))
         return torch.stack(hidden_states, dim=1), tokens, *labels
 
     hidden, tokens, *labels = in_blocks(draw_block, levels, rows_at_a_time=rows)

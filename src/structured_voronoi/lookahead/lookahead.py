@@ -151,7 +151,7 @@ class Lookahead:
         try:
             settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
             weights, sizes, saved = load_file(folder / WEIGHTS), settings["factors"], settings["identity"]
-            for key, value in _identify(problem).items():
+            for key, value in identify(problem).items():
                 if saved.get(key) != value:
                     raise SamplingError(
                         f"the lookahead {folder} was made for another {key} ({saved.get(key)!r}, not {value!r}); "
@@ -187,7 +187,7 @@ def untrained(problem: Problem, sizes: dict[str, Size], delta: float, seed: int 
         generator = torch.Generator().manual_seed(seed)
         for parameter in nn.ModuleList(heads.values()).parameters():
             parameter.data += torch.randn(parameter.shape, generator=generator).to(parameter)
-    return Lookahead(heads, delta, _identify(problem))
+    return Lookahead(heads, delta, identify(problem))
 
 
 def token_automaton(problem: Problem, name: str, spelt: list[bytes]) -> TokenAutomaton | None:
@@ -241,7 +241,15 @@ def hidden_features(problem: Problem, hidden: Tensor | None, rows: int) -> Float
     return features
 
 
-def _identify(problem: Problem) -> dict[str, Any]:
+def _score_probes(problem: Problem) -> dict[str, list[str]]:
+    """What every factor says of a few texts: it tells apart weights and classifiers that have the same name."""
+    tokens = problem.allowed_tokens
+    rows = torch.stack([tokens[(torch.arange(problem.length) * step + step) % len(tokens)] for step in (1, 7, 31)])
+    factors = problem.log_factors(rows) if problem.log_factors is not None else {}
+    return {name: [f"{value:.3g}" for value in scores.tolist()] for name, scores in sorted(factors.items())}
+
+
+def identify(problem: Problem) -> dict[str, Any]:
     """What a lookahead depends on, as JSON keeps it."""
     table = problem.embeddings.detach().float()
     return {
@@ -250,4 +258,5 @@ def _identify(problem: Problem) -> dict[str, Any]:
         "length": problem.length,
         "prompt": str(getattr(problem, "prompt", "")),
         "factors": sorted(factor_names(problem)),
+        "scores": _score_probes(problem),
     }

@@ -70,7 +70,7 @@ def compile_pattern(pattern: Pattern) -> Automaton:
 
 def _character_automaton(pattern: Pattern) -> FSM:
     """Over characters and marks, by interegular."""
-    body = "".join(_marked(pattern.expression))
+    body = "".join(_marked(pattern.expression, END if pattern.whole else f"\\n?{END}"))
     flags = re.match(r"\(\?([a-zA-Z]+)\)", body)
     letters = set(flags[1]) if flags else set()
     if letters - set("is"):
@@ -88,9 +88,9 @@ def _character_automaton(pattern: Pattern) -> FSM:
         raise CannotCompile(f"{pattern.expression!r}: {error}") from error
 
 
-def _marked(expression: str) -> Iterator[str]:
+def _marked(expression: str, end: str) -> Iterator[str]:
     """The expression in pieces: assertions as marks, and classes that would take in marks narrowed."""
-    outside = {"^": START, "$": f"\\n?{END}", ".": f"[^\\n{MARKS}]"}
+    outside = {"^": START, "$": end, ".": f"[^\\n{MARKS}]"}
     escaped = {"b": BOUNDARY, "B": INSIDE, "A": START, "Z": END}
     negated = {"W": "w", "D": "d", "S": "s"}
     i, in_class = 0, False

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 from structured_voronoi.models.corpora import Corpus
+from structured_voronoi.models.folders import cache_folder
 from structured_voronoi.models.training import REPORT, Recipe, digest, train_language_model
-
-
-def cache_folder() -> Path:
-    """Where the user's cached files are, by the XDG convention."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "structured-voronoi"
 
 
 def cached_language_model(name: str, corpus: Corpus, recipe: Recipe, tick: Callable[[str, int], None]) -> Path:

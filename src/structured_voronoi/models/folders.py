@@ -1,4 +1,4 @@
-"""Folders that results are written to."""
+"""Folders: where results are written, and where the user's cache is."""
 
 from __future__ import annotations
 
@@ -26,3 +26,8 @@ def writable_folder(path: Path, names: Sequence[str] = ()) -> Path:
         raise SamplingError(
             f"--out {path} cannot be written to ({error.strerror}); choose a folder of your own, as in --out results"
         ) from error
+
+
+def cache_folder() -> Path:
+    """Where the user's cached files are, by the XDG convention."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "structured-voronoi"

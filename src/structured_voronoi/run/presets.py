@@ -6,7 +6,7 @@ The words are plain and nothing heavy is imported before it is needed, so that `
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +20,8 @@ TEXT_DIMENSIONS = 32
 """The dimensions of SVS on text: fewer cost more evaluations, more cost more time."""
 DEFAULT_WARMUP = 100
 """Steps of chains that do not start at the truth."""
+LOOKAHEAD_TEXTS = 1024
+"""Of the pilot that a lookahead learns from; it is kept in the user's cache."""
 GUIDED_WARMUP = 4
 """Of chains that start from their own proposals, chosen by weight, and choose again in every step."""
 PILOT_TRIES, PILOT_CHAINS, PILOT_STEPS = 128, 8, 2
@@ -105,6 +107,7 @@ def plan_texts(
     thin: int = 1,
     start: Start = None,
     seed: int = 0,
+    progress: bool = False,
 ) -> Plan:
     """Which sampler, how many steps: no warm-up where draws are independent or chains start at the truth, else 100."""
     from structured_voronoi.contracts import is_independent, tune
@@ -123,6 +126,10 @@ def plan_texts(
     if name == "auto":
         name, reason = cheapest_sampler(problem, seed, warmup + thin, scale)
     sampler = text_sampler(name, scale, problem.embeddings.shape[1])
+    if name == "guided":
+        from structured_voronoi.lookahead.kept import kept_lookahead
+
+        sampler = replace(sampler, lookahead=kept_lookahead(problem, LOOKAHEAD_TEXTS, seed, progress))  # type: ignore[type-var]
     steps = 1 if is_independent(sampler) else warmup + thin
     return Plan(name, tune(sampler, problem, seed, start), steps, starts_at_truth, reason)
 

@@ -14,7 +14,7 @@ from structured_voronoi.errors import check_count
 from structured_voronoi.lookahead.lookahead import Lookahead
 from structured_voronoi.problem.drawing import check_autoregressive, log_bound
 from structured_voronoi.problem.problem import Problem, bind
-from structured_voronoi.run.progress import progress_bar
+from structured_voronoi.progress import progress_bar
 from structured_voronoi.streams import Rng
 
 AT_A_TIME = 256

@@ -16,7 +16,7 @@ from torch import Tensor
 from structured_voronoi.contracts import Chains, Info, Sampler, Start, Target, is_independent, merge_infos, tune
 from structured_voronoi.errors import SamplingError
 from structured_voronoi.problem.problem import Problem, bind
-from structured_voronoi.run.progress import progress_bar
+from structured_voronoi.progress import progress_bar
 from structured_voronoi.streams import Rng
 
 if TYPE_CHECKING:

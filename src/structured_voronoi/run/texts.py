@@ -13,8 +13,8 @@ from torch import Tensor
 
 from structured_voronoi.contracts import Chains, Info, Start, is_independent, merge_infos
 from structured_voronoi.problem.problem import bind
+from structured_voronoi.progress import progress_bar
 from structured_voronoi.run.presets import Plan
-from structured_voronoi.run.progress import progress_bar
 from structured_voronoi.streams import BLOCK, Rng, widened
 from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.language_model import LanguageModel

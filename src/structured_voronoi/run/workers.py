@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from structured_voronoi.run.progress import Tick, progress_bar
+from structured_voronoi.progress import Tick, progress_bar
 
 
 def side_by_side(

@@ -14,15 +14,15 @@ from typing import Any
 
 from structured_voronoi.experiments.control.draws import TaskFolders
 from structured_voronoi.metrics.classification import classification_report
-from structured_voronoi.models.cache import cache_folder
 from structured_voronoi.models.classifier_reading import predicted_labels
 from structured_voronoi.models.classifier_training import train_classifier
 from structured_voronoi.models.classifiers import ClassifierRecipe
 from structured_voronoi.models.corpora import Labelled
+from structured_voronoi.models.folders import cache_folder
 from structured_voronoi.models.judge import Judge
 from structured_voronoi.models.loading import load_model
 from structured_voronoi.models.prefix_classifier import PrefixRecipe, train_prefix_classifier
-from structured_voronoi.run.progress import progress_bar
+from structured_voronoi.progress import progress_bar
 
 Splits = dict[str, Labelled]
 """Texts to learn from ("train") and to test by ("test")."""

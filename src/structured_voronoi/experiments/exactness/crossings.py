@@ -14,7 +14,7 @@ from structured_voronoi.experiments.report import new_figure, table, write_repor
 from structured_voronoi.geometry.cells import Cells, cells_of
 from structured_voronoi.geometry.memo import Proposal
 from structured_voronoi.geometry.motion import CLOSED, Journey, Particle, Straight, travel
-from structured_voronoi.run.progress import progress_bar
+from structured_voronoi.progress import progress_bar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,7 +8,7 @@ from pathlib import Path
 from structured_voronoi.models.cache import cached_language_model
 from structured_voronoi.models.corpora import load_corpus
 from structured_voronoi.models.training import Recipe
-from structured_voronoi.run.progress import progress_bar
+from structured_voronoi.progress import progress_bar
 
 
 @dataclass(frozen=True)
