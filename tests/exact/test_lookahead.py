@@ -166,10 +166,10 @@ def test_guided_texts_follow_the_truth_whatever_the_lookahead(control: str, kind
     target = Listed(small_model(3), CONTROLS[control]())
     known = lookaheads(target)
     for kind in kinds:
-        found = sv.verify.stationarity(sv.Guided(known[kind], tries=3), target, CHAINS, steps=2, seed=SEED)
+        found = sv.verify.stationarity(sv.Guided(known[kind], tries=6), target, CHAINS, steps=2, seed=SEED)
         assert found.p_value >= LEVEL, kind
         assert found.moved >= 0.3, kind
-    twin = sv.verify.stationarity(WithoutProposal(known["trained"], tries=3), target, CHAINS, steps=2, seed=SEED)
+    twin = sv.verify.stationarity(WithoutProposal(known["trained"], tries=6), target, CHAINS, steps=2, seed=SEED)
     assert twin.p_value < LEVEL
 
 
@@ -238,10 +238,10 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     truth = float(target.log_prob(texts).double().exp().sum())  # the model is normalised over these texts
     lookahead = lookaheads(target)["trained"]
     held = 0
-    for seed in range(40):
+    for seed in range(30):
         found = sv.probability(target, texts=128, seed=seed, lookahead=lookahead, progress=False)
         held += found.low <= truth <= found.high
-    assert held >= 33  # of 40, where 38 are expected
+    assert held >= 24  # of 30, where 28 or 29 are expected
 
 
 def test_weights_are_judged() -> None:

@@ -186,7 +186,7 @@ def untrained(problem: Problem, sizes: dict[str, Size], delta: float, seed: int 
     if seed is not None:
         generator = torch.Generator().manual_seed(seed)
         for parameter in nn.ModuleList(heads.values()).parameters():
-            parameter.data += torch.randn(parameter.shape, generator=generator).to(parameter)
+            parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator).to(parameter)
     return Lookahead(heads, delta, identify(problem))
 
 
