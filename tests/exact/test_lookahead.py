@@ -166,10 +166,10 @@ def test_guided_texts_follow_the_truth_whatever_the_lookahead(control: str, kind
     target = Listed(small_model(3), CONTROLS[control]())
     known = lookaheads(target)
     for kind in kinds:
-        found = sv.verify.stationarity(sv.Guided(known[kind], tries=6), target, CHAINS, steps=2, seed=SEED)
+        found = sv.verify.stationarity(sv.Guided(known[kind], tries=4), target, CHAINS, steps=4, seed=SEED)
         assert found.p_value >= LEVEL, kind
         assert found.moved >= 0.3, kind
-    twin = sv.verify.stationarity(WithoutProposal(known["trained"], tries=6), target, CHAINS, steps=2, seed=SEED)
+    twin = sv.verify.stationarity(WithoutProposal(known["trained"], tries=4), target, CHAINS, steps=4, seed=SEED)
     assert twin.p_value < LEVEL
 
 
