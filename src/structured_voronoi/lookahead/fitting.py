@@ -27,7 +27,7 @@ from structured_voronoi.problem.problem import Problem
 from structured_voronoi.progress import Tick, progress_bar
 from structured_voronoi.streams import Rng, block_rows, in_blocks, inverse_cdf, widened
 
-STEPS, BATCH, LEARNING_RATE, WEIGHT_DECAY = 400, 64, 2e-3, 0.1
+STEPS, BATCH, LEARNING_RATE, WEIGHT_DECAY = 600, 64, 6e-4, 0.1
 """Of the training of a head; a batch is so many texts, with all their prefixes."""
 CHECKED = 128
 """Texts drawn to judge a lookahead by their effective share."""
