@@ -184,10 +184,12 @@ def test_a_choice_without_the_present_text_is_seen() -> None:
 def test_a_cycle_with_guided_moves_keeps_the_truth() -> None:
     target = Listed(small_model(3), CONTROLS["keyword"]())
     guided = sv.Guided(lookaheads(target)["random"], tries=2)
-    cycle = sv.Cycle(guided, sv.Refresh(block=1, suffix=False))
-    found = sv.verify.stationarity(cycle, target, chains=CHAINS, steps=2, seed=SEED)
+    blocks = sv.Refresh(block=1, suffix=False)
+    found = sv.verify.stationarity(sv.Cycle(guided, blocks), target, chains=CHAINS, steps=2, seed=SEED)
     assert found.p_value >= LEVEL
     assert found.moved >= 0.3
+    twin = sv.Cycle(WithoutProposal(guided.lookahead, tries=2), blocks)
+    assert sv.verify.stationarity(twin, target, chains=CHAINS, steps=2, seed=SEED).p_value < LEVEL
 
 
 def test_a_chain_does_not_depend_on_the_chains_beside_it() -> None:

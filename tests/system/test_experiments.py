@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib
 import json
@@ -38,7 +39,8 @@ def test_every_experiment_has_frozen_settings_and_a_run(name: str) -> None:
     fields = {field.name for field in dataclasses.fields(settings)}
     assert {"runs", "seed", "progress"} <= fields
     assert ("data" in fields) == EXPERIMENTS[name].takes_data
-    assert pickle.dumps(settings)  # it can be sent to other processes
+    assert pickle.dumps(settings)  # it can be sent to other processes …
+    assert copy.deepcopy(settings) == settings  # … and is taken apart and put together by the same rules
     assert callable(module.run)
 
 
