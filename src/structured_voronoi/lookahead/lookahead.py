@@ -31,7 +31,7 @@ from structured_voronoi.lookahead.patterns import CannotCompile, compile_pattern
 from structured_voronoi.lookahead.vocabulary import TokenAutomaton, token_bytes
 from structured_voronoi.problem.drawing import check_autoregressive, log_bound, redraw_by, rows_to_redraw
 from structured_voronoi.problem.problem import Problem, bind
-from structured_voronoi.streams import in_blocks, inverse_cdf, widened
+from structured_voronoi.streams import BLOCK, in_blocks, inverse_cdf, widened
 
 WEIGHTS, SETTINGS = "lookahead.safetensors", "lookahead.json"
 REST = "rest"
@@ -76,7 +76,7 @@ class Lookahead:
         self, problem: Problem, tokens: Int[Tensor, "row n"], start: int, levels: Float[Tensor, "row count"]
     ) -> Proposal:
         """The tokens with all positions from ``start`` on drawn anew, each at its level."""
-        rows = max(8, rows_to_redraw(problem) // (2 + len(self.heads)))
+        rows = self._rows_at_a_time(problem)
 
         def propose_block(tokens: Tensor, levels: Tensor) -> tuple[Tensor, ...]:
             return self._propose_block(problem, tokens, start, levels)
@@ -108,8 +108,12 @@ class Lookahead:
         def score_block(tokens: Tensor) -> tuple[Tensor, ...]:
             return self._propose_block(problem, tokens, 0, None)
 
-        rows = max(8, rows_to_redraw(problem) // (2 + len(self.heads)))
+        rows = self._rows_at_a_time(problem)
         return Proposal(*in_blocks(score_block, tokens, rows_at_a_time=rows))
+
+    def _rows_at_a_time(self, problem: Problem) -> int:
+        """Fewer than are redrawn otherwise: every head has a number for each row and token, too."""
+        return max(BLOCK, rows_to_redraw(problem) // (2 + len(self.heads)))
 
     def log_proposal(
         self, problem: Problem, states: dict[str, Tensor], n: int, log_probs: Tensor, hidden: Tensor | None
