@@ -55,6 +55,17 @@ class Proposal(NamedTuple):
         return torch.where(weight.isfinite(), weight, -torch.inf)
 
 
+class Weighed(NamedTuple):
+    """The next token as a lookahead sees it."""
+
+    log_q: Float[Tensor, "row token"]
+    """log of the proposal: log p + log value - log expected."""
+    log_value: Float[Tensor, "row token"]
+    """log of what each token will come to, with δ in it."""
+    log_expected: Float[Tensor, "row 1"]
+    """log of the mean of that under the model."""
+
+
 @dataclass(frozen=True, eq=False)
 class Lookahead:
     """Heads for the factors of a target, and how much they are trusted; made by `Lookahead.fit`."""
@@ -90,7 +101,7 @@ class Lookahead:
         log_q = widened(torch.zeros(tokens.shape, device=tokens.device))
 
         def choose(n: int, log_probs: Tensor, hidden: Tensor | None) -> Tensor:
-            proposal = self.log_proposal(problem, states, n, log_probs, hidden)
+            proposal = self.weigh(problem, states, n, log_probs, hidden).log_q
             token = tokens[:, n] if levels is None else inverse_cdf(proposal, levels[:, n - start])
             log_q[:, n] = widened(proposal).gather(-1, token[:, None]).squeeze(-1)
             for name, head in self.heads.items():
@@ -115,20 +126,19 @@ class Lookahead:
         """Fewer than are redrawn otherwise: every head has a number for each row and token, too."""
         return max(BLOCK, rows_to_redraw(problem) // (2 + len(self.heads)))
 
-    def log_proposal(
+    def weigh(
         self, problem: Problem, states: dict[str, Tensor], n: int, log_probs: Tensor, hidden: Tensor | None
-    ) -> Float[Tensor, "row token"]:
-        """log q of every token at position ``n``."""
+    ) -> Weighed:
+        """What the lookahead makes of every token at position ``n``."""
         features = hidden_features(problem, hidden, len(log_probs))
         value = torch.ones_like(log_probs)
         for name, head in self.heads.items():
             value = value * head.value(states[name], features, n, problem.length)
-        p = widened(log_probs.softmax(-1))
-        value = widened(value)
-        expected = (p * value).sum(-1, keepdim=True)
-        mixed = torch.where(expected > 0, value + self.delta * expected, 1.0)
-        q = p * mixed
-        return (q / q.sum(-1, keepdim=True)).log()
+        log_p, value = widened(log_probs).log_softmax(-1), widened(value)
+        expected = (log_p.exp() * value).sum(-1, keepdim=True)
+        log_value = torch.where(expected > 0, value + self.delta * expected, 1.0).log()
+        log_expected = (log_p + log_value).logsumexp(-1, keepdim=True)
+        return Weighed(log_p + log_value - log_expected, log_value, log_expected)
 
     def save(self, folder: str | Path) -> None:
         """Weights as safetensors, settings as JSON."""
