@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import time
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,37 @@ def test_keywords_are_whole_words_and_regular_expressions_are_searched() -> None
     assert probabilities(Predicate.regex(r"^A.*\.$")) == [0, 1, 0]
 
 
+def test_bounds_and_allowed_words() -> None:
+    assert probabilities(Predicate.words(3, 4)) == [0, 1, 0]
+    assert probabilities(Predicate.words(most=2)) == [0, 0, 1]
+    assert probabilities(Predicate.words(4)) == [1, 1, 0]
+    assert probabilities(Predicate.words(2, 2), ["a-b c", " a\n\tb ", "a", ""]) == [1, 1, 0, 0]
+    assert probabilities(Predicate.words(most=0), ["", " ", "a"]) == [1, 1, 0]
+    assert probabilities(Predicate.characters(2, 3), ["a", " é", "abc", "a\nbc"]) == [0, 1, 1, 0]
+    texts = ["A pub, a PUB!", "a public pub", "", "don't", "pub_a", "a café"]
+    assert probabilities(Predicate.only(["a", "pub", "don't"]), texts) == [1, 0, 1, 1, 0, 0]
+    assert probabilities(~Predicate.words(3, 4)) == [1, 0, 1]
+    assert probabilities(~Predicate.only(["a"])) == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("expression", "text", "matches"),
+    [
+        ("(a+)+$", "a" * 60 + "b", False),
+        ("(x+x+)+y", "x" * 60 + "£", False),
+        (r"^(\w+\s?)*$", "The mill stands by the river and serves café food for less than £20.", False),
+        (r"^(\w+\s?)*$", "The mill stands by the river and serves café food for less than", True),
+        (r"(\w|é)*!", "éé" * 40, False),
+        (r".*.*.*.*.*.*.*=", "a" * 400, False),
+        (r"(a|b)*a(a|b){20}$", "ab" * 40 + "c", False),
+    ],
+)
+def test_expressions_that_would_take_for_ever_are_matched_at_once(expression: str, text: str, matches: bool) -> None:
+    before = time.monotonic()
+    assert probabilities(Predicate.regex(expression), [text]) == [matches]
+    assert time.monotonic() - before < 2
+
+
 def test_negation() -> None:
     assert probabilities(~Predicate.keyword("river")) == [0, 1, 0]
     assert probabilities(~Predicate(lambda text: 0.25)) == pytest.approx([0.75] * 3)
@@ -83,6 +115,19 @@ def test_unusable_predicates_are_refused() -> None:
         (lambda: Predicate(len, kind="log"), "kind = 'log' is unknown"),
         (lambda: Predicate.keyword(" "), "is empty"),
         (lambda: Predicate.regex("("), "not a regular expression"),
+        (lambda: Predicate.regex("(" * 5000 + "a" + ")" * 5000), r"…' is not a regular expression \(maximum recursion"),
+        (lambda: Predicate.regex("a{99999999999}"), r"not a regular expression \(the repetition number is too large"),
+        (
+            lambda: Predicate.regex("(a{1,1000}){1000}"),
+            "take for ever to match.*more than 5,000 parts.*a Python function",
+        ),
+        (lambda: Predicate.regex(r"((\w+) \2)+"), "take for ever to match.*groupref"),
+        (lambda: Predicate.words(), "words without a bound"),
+        (lambda: Predicate.words(-1), "words cannot be -1"),
+        (lambda: Predicate.words(1.5), "words cannot be 1.5"),
+        (lambda: Predicate.characters(5, 3), "characters=5..3 leaves nothing; write characters=3..5"),
+        (lambda: Predicate.only("a pub"), r"needs a list of words; write only\(\['a', 'pub'\]\)"),
+        (lambda: Predicate.only([]), "names no word"),
     ):
         with pytest.raises(sv.SamplingError, match=said):
             make()
@@ -99,6 +144,11 @@ def test_controls_as_they_are_written(tmp_path: Path, monkeypatch: pytest.Monkey
         r"regex=\w+@\w+@0.5": (r"regex=\w+@\w+", 0.5),
         "not keyword=the river@3": ("not keyword=the river", 3.0),
         "not regex=x@y": ("not regex=x@y", 1.0),
+        "words=5..12@2": ("words=5..12", 2.0),
+        "words=..12": ("words=..12", 1.0),
+        "words= 5 ..": ("words=5..", 1.0),
+        "not characters=7": ("not characters=7..7", 1.0),
+        "only=a,cheap,pub": ("only=a,cheap,pub", 1.0),
         "food=Fast food@1.5": ("food=Fast food", 1.5),
         "my_rules:short": ("my_rules:short", 1.0),
         "not my_rules:short": ("not my_rules:short", 1.0),
@@ -117,6 +167,14 @@ def test_controls_as_they_are_written(tmp_path: Path, monkeypatch: pytest.Monkey
         ("food=Italien", "did you mean 'Italian'.*known: Chinese"),
         ("food", "names no value"),
         ("not food=Italian", "negates a classifier"),
+        ("wrds=5", "did you mean 'words'"),
+        ("words", "names no value"),
+        ("words=", "words= has no bounds; write words=5..12"),
+        ("words=..", "has no bounds"),
+        ("words=five", "has no bounds"),
+        ("characters=5...7", "has no bounds"),
+        ("characters=7..5", "leaves nothing"),
+        ("only=,", "names no word"),
         ("keyword=river@-1", "not a number ≥ 0"),
         ("./nowhere=x", "no folder ./nowhere"),
         ("./nowhere", "names no label"),

@@ -15,11 +15,13 @@ from torch import Tensor
 
 import structured_voronoi as sv
 from structured_voronoi.contracts import Pattern
+from structured_voronoi.controls.parsing import parse_control
+from structured_voronoi.expressions import CannotCompile, CharacterAutomaton
 from structured_voronoi.lookahead.fitting import draw_pilot, fit_lookahead, share_of
 from structured_voronoi.lookahead.heads import PatternHead
 from structured_voronoi.lookahead.lookahead import Lookahead, Proposal, untrained
-from structured_voronoi.lookahead.patterns import CannotCompile, compile_pattern
-from structured_voronoi.lookahead.vocabulary import token_bytes
+from structured_voronoi.lookahead.patterns import compile_pattern
+from structured_voronoi.lookahead.vocabulary import TokenAutomaton, token_bytes
 from structured_voronoi.problem.problem import bind
 from structured_voronoi.run.probability import summarise_weights
 
@@ -30,6 +32,9 @@ Predicate = sv.controls.Predicate
 EXPRESSIONS = [
     "river", r"^The", r"(?i)\b(pub|coffee shop)\b", r"\briver\b", "a.b", "x$", "[^a]b", r"\sr\w+", "é", "[a-c]{2,3}",
     r"\Bb", "(Italian ){3}", "(a+)+b", "[]a]b", r"\d\d", "a|b$", r"(?<!\w)river(?!\w)", r"(?i)THE\s+pub", "(?s)a.b",
+    r"(?m)^a$", r"a$\n", r"(?P<word>the) pub", r"[^\W_]a", "(?i)É", r"\bé\b", r"b(?=[ac])", r"(?<=\w)\W",
+    "(a|b)*a(a|b){3}", r"^(\w\s?)*$", r"(?a)\w\b", "(?x) a b # c", "(?i:The) pub", r"\Athe\Z", "[à-ü]x", "x*?y|a??b",
+    "^((a|b)*|c)+$",
 ]  # fmt: skip
 PIECES = [
     "river",
@@ -37,6 +42,7 @@ PIECES = [
     "the",
     "The",
     "pub",
+    "the pub",
     "coffee shop",
     " ",
     "a",
@@ -58,17 +64,21 @@ def test_automata_match_what_python_matches(expression: str, whole: bool) -> Non
     automaton, opposite = (
         compile_pattern(Pattern(expression, whole=whole, negated=negated)) for negated in (False, True)
     )
-    compiled, source = re.compile(expression), random.Random(0)
+    compiled, source, characters = (
+        re.compile(expression),
+        random.Random(0),
+        CharacterAutomaton(Pattern(expression, whole=whole)),
+    )
     seen = set()
     for _ in range(800):
-        text = "".join(source.choice([*PIECES, "é"]) for _ in range(source.randint(0, 5)))
-        if r"\b" in expression.lower() or r"\w" in expression:
-            text = text.replace("é", "")  # letters beyond ASCII are not known to be letters
+        few = source.sample([*PIECES, "é", "É", "£"], 4)  # so that some of them meet often
+        text = "".join(source.choice(few) for _ in range(source.randint(0, 6)))
         state = 0
         for byte in text.encode():
             state = automaton.step[state, byte]
         matched = bool(compiled.fullmatch(text) if whole else compiled.search(text))
         assert bool(automaton.accepting[state]) == matched, text
+        assert characters.matches(text) == matched, text
         assert not (automaton.satisfied[state] and not matched)
         other = 0
         for byte in text.encode():
@@ -78,7 +88,20 @@ def test_automata_match_what_python_matches(expression: str, whole: bool) -> Non
     assert len(seen) == 2 or whole
 
 
-@pytest.mark.parametrize("expression", [r"(?<!a)b", r"(a)\1", "(?=x)y", r"(?m)^a", r"[\W]a", "(a|b)*a(a|b){9}"])
+@pytest.mark.parametrize(
+    "expression",
+    [
+        r"(?<!ab)b",
+        r"(a)\1",
+        "(?=xy)x",
+        "(?>a+)a",
+        "a++a",
+        "(a)?(?(1)b|c)",
+        "a(a|b){12}c",
+        "(a{1000}){1000}",
+        "(){99999999}",
+    ],
+)
 def test_what_has_no_small_automaton_is_left_to_learning(expression: str) -> None:
     with pytest.raises(CannotCompile):
         compile_pattern(Pattern(expression))
@@ -90,6 +113,31 @@ def test_tokens_are_spelt_as_they_decode() -> None:
     text = "Near the café, “The Mill” serves £5 soup."
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert b"".join(spelt[token] for token in ids).decode() == text
+
+
+BOUNDED = ["words=5..12", "words=..4", "words=3", "words=8..", "words=..0", "characters=20..100", "characters=..30",
+           "only=the,a,pub,is,in,and,cheap,café", "not words=5..12", "not only=the,is,a"]  # fmt: skip
+
+
+@pytest.mark.parametrize("written", BOUNDED)
+def test_bounds_and_allowed_words_are_compiled(written: str) -> None:
+    """The automaton over tokens agrees with the control on decoded texts, spaces before words and all."""
+    control, _ = parse_control(written)
+    model, source = sv.LanguageModel.load("bundled", length=12), random.Random(1)
+    likely = model.tokenizer(" the pub is in a café, and, the cheap  The\n is a a", add_special_tokens=False)[
+        "input_ids"
+    ]
+    known = model.allowed.nonzero().squeeze(-1).tolist()
+    automaton = TokenAutomaton(compile_pattern(control.pattern), token_bytes(model.tokenizer, 901), 12, "cpu")
+    seen = set()
+    for _ in range(300):
+        rows = [source.choice(likely if source.random() < 0.95 else known) for _ in range(source.randint(0, 24))]
+        text = model.decode(torch.tensor(rows, dtype=torch.int64))
+        if "\ufffd" not in text:  # no character
+            state = automaton.states_after(torch.tensor([rows], dtype=torch.int64))
+            assert bool(automaton.accepting[state]) == bool(control.function(text)), text
+            seen.add(bool(control.function(text)))
+    assert len(seen) == 2
 
 
 def small_model(length: int = 4) -> sv.LanguageModel:

@@ -37,9 +37,12 @@ TARGETS = {
 CONTROLS = {
     "keyword=WORDS": "a word or phrase, case-insensitive",
     "regex=PATTERN": "a regular expression that matches somewhere in the text",
+    "words=5..12": "so many words, separated by spaces; one bound may be missing",
+    "characters=..80": "so many characters",
+    "only=WORD,WORD,…": "no words but these",
     "FOLDER=LABEL": "a classifier by `svs train classifier`, or a Hugging Face sequence classifier",
     "MODULE:FUNCTION": "a Python function of the text: True or False, or a probability",
-    "not …": "the opposite of a keyword, a regex or a function",
+    "not …": "the opposite of any of these but a classifier",
 }
 
 

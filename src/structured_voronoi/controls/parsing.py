@@ -2,10 +2,12 @@
 
 * ``food=Italian``: a bundled classifier and one of its labels;
 * ``keyword=river``, ``regex=^The``: words in the text, a regular expression;
+* ``words=5..12``, ``characters=..80``: bounds of its length; one number alone is both of them;
+* ``only=a,cheap,pub``: the text has no words but these;
 * ``./folder=label``: a classifier by `svs train classifier`, or a Hugging Face sequence classifier (also by hub name,
   ``owner/name=label``);
 * ``module:function``: a Python function of the text, or a control of your own, imported from where you are;
-* ``not keyword=river``: the opposite of a keyword, a regular expression or a function.
+* ``not keyword=river``: the opposite of any of these but a classifier.
 
 A weight may follow: ``food=Italian@1.5``; a pattern that itself ends in @ and a number needs one: ``regex=a@2@1``.
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,8 @@ from typing import Any
 from structured_voronoi import controls
 from structured_voronoi.contracts import Control
 from structured_voronoi.errors import SamplingError, did_you_mean
+
+COUNTED = {"words": controls.Predicate.words, "characters": controls.Predicate.characters}
 
 
 def parse_control(text: str, device: str = "cpu") -> tuple[Control, float]:
@@ -31,8 +36,8 @@ def parse_control(text: str, device: str = "cpu") -> tuple[Control, float]:
         control = parse_control(f"{written[4:].strip()}@1", device)[0]
         if not isinstance(control, controls.Predicate):
             raise SamplingError(
-                f"the control {written!r} negates a classifier; use one of its other labels, or negate a keyword, a "
-                "regex or a function"
+                f"the control {written!r} negates a classifier; use one of its other labels, or negate "
+                "another kind of control"
             )
         return ~control, weight
     name, equals, value = written.partition("=")
@@ -43,7 +48,11 @@ def parse_control(text: str, device: str = "cpu") -> tuple[Control, float]:
     if not equals and ":" in name:
         imported = _import_control(name)
         return (imported, weight) if isinstance(imported, Control) else (controls.Predicate(imported, name), weight)
-    known = [*controls.bundled_controls(), "keyword", "regex"]
+    if name in COUNTED and equals:
+        return COUNTED[name](*_parse_bounds(name, value)), weight
+    if name == "only" and equals:
+        return controls.Predicate.only(value.split(",")), weight
+    known = [*controls.bundled_controls(), "keyword", "regex", *COUNTED, "only"]
     if "/" in name or "\\" in name or name.startswith(".") or (name and name not in known and Path(name).is_dir()):
         folder, equals, label = written.rpartition("=")
         if not equals or not label:
@@ -56,6 +65,14 @@ def parse_control(text: str, device: str = "cpu") -> tuple[Control, float]:
     if not value:
         raise SamplingError(f"the control {text!r} names no value; write {name}=VALUE, as listed by `svs ls`")
     return controls.Classifier.load(name, value, device), weight
+
+
+def _parse_bounds(name: str, written: str) -> tuple[int, int | None]:
+    """The two numbers of 5..12, of which one may be missing; 5 alone is 5..5."""
+    least, dots, most = (part.strip() for part in written.partition(".."))
+    if not (least or most) or not all(re.fullmatch(r"[0-9]{0,9}", part) for part in (least, most)):
+        raise SamplingError(f"{name}={written} has no bounds; write {name}=5..12, {name}=..12, {name}=5.. or {name}=5")
+    return int(least or 0), int(most) if most else None if dots else int(least)
 
 
 def _split_weight(text: str) -> tuple[str, float]:

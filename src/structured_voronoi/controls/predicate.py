@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -14,7 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from structured_voronoi.contracts import Pattern
-from structured_voronoi.errors import SamplingError, did_you_mean
+from structured_voronoi.errors import SamplingError, did_you_mean, one_line
+from structured_voronoi.expressions import CannotCompile, CharacterAutomaton, may_take_for_ever
 
 Kind = Literal["auto", "probability", "log_score"]
 
@@ -61,18 +62,59 @@ class Predicate:
 
     @classmethod
     def regex(cls, pattern: str, whole: bool = False) -> Predicate:
-        """Does the regular expression match somewhere in the text, or the ``whole`` of it?"""
+        """Does the regular expression match somewhere in the text, or the ``whole`` of it?
+
+        One that `re` could take for ever to match is matched by an automaton, which says the same.
+        """
         if not pattern:
             raise SamplingError(
                 "the regular expression is empty, so every text matches; give one, for example regex=^The"
             )
+        wanted, name = Pattern(pattern, whole=whole), f"regex={pattern}"
         try:
             re.compile(pattern)
-        except re.error as error:
+            if not may_take_for_ever(wanted):
+                return cls._matching(wanted, name)
+            return cls(CharacterAutomaton(wanted).matches, name, pattern=wanted)
+        except (re.error, RecursionError, OverflowError) as error:
             raise SamplingError(
-                f"{pattern!r} is not a regular expression ({error}); correct it, or escape special characters with \\"
+                f"{shortened(pattern)} is not a regular expression ({one_line(error)}); correct it, or escape special "
+                "characters with \\"
             ) from error
-        return cls._matching(Pattern(pattern, whole=whole), f"regex={pattern}")
+        except CannotCompile as error:
+            raise SamplingError(
+                f"{shortened(pattern)} could take for ever to match: it has choices inside repeats, and no automaton "
+                f"({error}); simplify it, or give a Python function of the text"
+            ) from error
+
+    @classmethod
+    def words(cls, least: int = 0, most: int | None = None) -> Predicate:
+        """Has the text so many words? They are what spaces separate, as in ``len(text.split())``."""
+        name = _bounds_name("words", least, most)
+        more = f"{{{max(least, 1) - 1},{'' if most is None else max(most, 1) - 1}}}"
+        some = rf"\S+(?:\s+\S+){more}"
+        expression = r"\s*" if most == 0 else rf"\s*{some}\s*" if least else rf"\s*(?:{some})?\s*"
+        pattern = Pattern(expression, whole=True)
+        return cls(lambda text: _is_between(len(text.split()), least, most), name, pattern=pattern)
+
+    @classmethod
+    def characters(cls, least: int = 0, most: int | None = None) -> Predicate:
+        """Has the text so many characters? Spaces count, one at the beginning too."""
+        name = _bounds_name("characters", least, most)
+        pattern = Pattern(f"(?s:.{{{least},{'' if most is None else most}}})", whole=True)
+        return cls(lambda text: _is_between(len(text), least, most), name, pattern=pattern)
+
+    @classmethod
+    def only(cls, words: Iterable[str]) -> Predicate:
+        """Are all words of the text among these, case-insensitive? Whatever is no letter, digit or _ is free."""
+        if isinstance(words, str):
+            raise SamplingError(f"only({words!r}) needs a list of words; write only({words.split()!r})")
+        given = list(words)
+        parts = list(dict.fromkeys(part for word in given for part in re.findall(r"\w+", word)))
+        if not parts:
+            raise SamplingError(f"only={','.join(given)} names no word; give some, for example only=a,cheap,pub")
+        pattern = Pattern(rf"(?:\W|(?<!\w)(?:{'|'.join(parts)})(?!\w))*", ignore_case=True, whole=True)
+        return cls._matching(pattern, f"only={','.join(given)}")
 
     @classmethod
     def _matching(cls, pattern: Pattern, name: str) -> Predicate:
@@ -128,3 +170,24 @@ class Predicate:
                 f"return a number from 0 to 1{remedy}"
             )
         return value
+
+
+def shortened(written: str, longest: int = 80) -> str:
+    """An expression as errors name it: cut where it goes on and on."""
+    return repr(written if len(written) <= longest else f"{written[: longest - 1]}…")
+
+
+def _is_between(count: int, least: int, most: int | None) -> bool:
+    return least <= count and (most is None or count <= most)
+
+
+def _bounds_name(counted: str, least: int, most: int | None) -> str:
+    """The name of a control that bounds a count; refuses bounds that are none, or that no text keeps."""
+    for bound in (least, most):
+        if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int) or bound < 0):
+            raise SamplingError(f"{counted} cannot be {bound!r}; give whole numbers, for example {counted}=5..12")
+    if most is None and least == 0:
+        raise SamplingError(f"{counted} without a bound allow every text; give one, for example {counted}=5..12")
+    if most is not None and most < least:
+        raise SamplingError(f"{counted}={least}..{most} leaves nothing; write {counted}={most}..{least}")
+    return f"{counted}={least or ''}..{'' if most is None else most}"
