@@ -7,15 +7,16 @@ accepted with min(1, w'/w), where the prefix cancels. Both keep p W; the lookahe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from structured_voronoi.contracts import Info, Start, Synchronised, Target, blank_info
-from structured_voronoi.errors import NoStartError, check_count
+from structured_voronoi.errors import NoStartError, SamplingError, check_count
 from structured_voronoi.lookahead.lookahead import Lookahead, Proposal
 from structured_voronoi.problem.drawing import check_autoregressive, checked_start
 from structured_voronoi.problem.problem import Problem, bind
@@ -65,6 +66,7 @@ class Guided:
         check_autoregressive(problem, "guided sampling")
         lookahead = self.tuned(problem, rng.seed).lookahead
         assert lookahead is not None
+        check_fits(lookahead, problem)
         if isinstance(start, Tensor):
             return State(lookahead.score(problem, checked_start(problem, start, len(rng))), 0, lookahead)
         rng = rng.fork("start")
@@ -83,15 +85,17 @@ class Guided:
     def step(self, target: Target | Problem, rng: Rng, state: State) -> tuple[State, Info]:
         problem = bind(target)
         text, impossible = self._choose(problem, rng, state)
-        text, accepted, finite = self._redraw_suffix(problem, rng, state._replace(text=text))
-        new, tries = State(text, state.moves + 1, state.lookahead), torch.full_like(text.tokens[:, 0], self.tries)
+        where = Rng(rng.seed, [state.moves], "guided suffixes").uniform()[0]  # all chains share it
+        redrawn = redraw_suffix(problem, rng, state.lookahead, text, int(where * problem.length), self.log_weight)
+        new = State(redrawn.text, state.moves + 1, state.lookahead)
+        tries = torch.full_like(new.tokens[:, 0], self.tries)
         info = blank_info(new.energy)._replace(
             evaluations=tries,
             events=tries,
             swaps=(new.tokens != state.tokens).sum(-1),
-            nonfinite=impossible + (~finite).long(),
+            nonfinite=impossible + (~redrawn.finite).long(),
             redraws=torch.ones_like(tries),
-            refreshed=accepted.long(),
+            refreshed=redrawn.accepted.long(),
         )
         return new, info
 
@@ -134,24 +138,49 @@ class Guided:
         chosen = Proposal(*(torch.stack(column)[choice, chains] for column in zip(*texts, strict=True)))
         return chosen, (~log_weight[:, 1:].isfinite()).sum(-1)
 
-    def _redraw_suffix(self, problem: Problem, rng: Rng, state: State) -> tuple[Proposal, Tensor, Tensor]:
-        """All positions from one that all chains share drawn anew, accepted by the ratio of weights."""
-        where = Rng(rng.seed, [state.moves], "guided suffixes").uniform()[0]
-        start, here = int(where * problem.length), state.text
-        levels, accept_level = rng.uniform(problem.length - start), rng.uniform()
-        drawn = state.lookahead.propose(problem, here.tokens, start, levels)
-        there = drawn._replace(
-            log_p=torch.cat([here.log_p[:, :start], drawn.log_p[:, start:]], dim=-1),
-            log_q=torch.cat([here.log_q[:, :start], drawn.log_q[:, start:]], dim=-1),
-        )
-        weight = self.log_weight(there)
-        finite = weight.isfinite()
-        accepted = finite & (accept_level.log() < weight - self.log_weight(here))
-        rows = accepted[:, None]
-        text = Proposal(
-            torch.where(rows, there.tokens, here.tokens),
-            torch.where(rows, there.log_p, here.log_p),
-            torch.where(rows, there.log_q, here.log_q),
-            torch.where(accepted, there.log_rest, here.log_rest),
-        )
-        return text, accepted, finite
+
+class RedrawnSuffix(NamedTuple):
+    text: Proposal
+    """The proposed texts where they were accepted, else the present ones."""
+    proposed: Int[Tensor, "chain n"]
+    accepted: Bool[Tensor, " chain"]
+    finite: Bool[Tensor, " chain"]
+    """Was the proposed text possible?"""
+
+
+def redraw_suffix(
+    problem: Problem,
+    rng: Rng,
+    lookahead: Lookahead,
+    here: Proposal,
+    start: int,
+    log_weight: Callable[[Proposal], Float[Tensor, " row"]],
+) -> RedrawnSuffix:
+    """All positions from ``start`` on drawn anew from q, accepted by the ratio of weights."""
+    levels, accept_level = rng.uniform(problem.length - start), rng.uniform()
+    drawn = lookahead.propose(problem, here.tokens, start, levels)
+    there = drawn._replace(
+        log_p=torch.cat([here.log_p[:, :start], drawn.log_p[:, start:]], dim=-1),
+        log_q=torch.cat([here.log_q[:, :start], drawn.log_q[:, start:]], dim=-1),
+    )
+    weight = log_weight(there)
+    finite = weight.isfinite()
+    accepted = finite & (accept_level.log() < weight - log_weight(here))
+    rows = accepted[:, None]
+    text = Proposal(
+        torch.where(rows, there.tokens, here.tokens),
+        torch.where(rows, there.log_p, here.log_p),
+        torch.where(rows, there.log_q, here.log_q),
+        torch.where(accepted, there.log_rest, here.log_rest),
+    )
+    return RedrawnSuffix(text, there.tokens, accepted, finite)
+
+
+def check_fits(lookahead: Lookahead, problem: Problem) -> None:
+    """Refuse a lookahead of another vocabulary or length, which cannot say anything of these texts."""
+    for name, value in (("vocabulary", len(problem.embeddings)), ("length", problem.length)):
+        made_for = lookahead.identity.get(name)
+        if made_for != value:
+            raise SamplingError(
+                f"the lookahead was made for another {name} ({made_for}, not {value}); fit one for this target"
+            )
