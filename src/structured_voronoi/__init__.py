@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from structured_voronoi.samplers.pncg import PNCG as PNCG
     from structured_voronoi.samplers.refresh import Refresh as Refresh
     from structured_voronoi.samplers.rejection import Rejection as Rejection
+    from structured_voronoi.samplers.smc import SMC as SMC
     from structured_voronoi.samplers.svs import SVS as SVS
     from structured_voronoi.streams import Rng as Rng
     from structured_voronoi.targets.categorical import CategoricalTarget as CategoricalTarget
@@ -57,6 +58,7 @@ _HOMES = {
     "Fudge": "samplers.fudge",
     "Cycle": "samplers.cycle",
     "Guided": "samplers.guided",
+    "SMC": "samplers.smc",
     "Lookahead": "lookahead.lookahead",
     "CategoricalTarget": "targets.categorical",
     "TabularTarget": "targets.tabular",

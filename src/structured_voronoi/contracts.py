@@ -57,6 +57,7 @@ class Autoregressive(Target, Protocol):
     Optional, used when present:
 
     * ``redraw(tokens, start, stop, choose) -> Redrawn``: a range of positions redrawn at the cost of one evaluation;
+    * ``reorders``: True if rows of that redraw may go on from other rows, as particles do; see `Choose`;
     * ``token_log_probs(tokens) -> (chains, N)``: log p of each token given those before it;
     * ``masks_itself``: True if ``conditionals`` leave out tokens that are not ``allowed``; otherwise they are masked;
     * ``normalised``: False where ``log_prob`` is not the sum of the tokens' log-probabilities;
@@ -81,6 +82,7 @@ TARGET_ABILITIES = {
     "why_impossible": "method",
     "conditionals": "method",
     "redraw": "method",
+    "reorders": "value",
     "token_log_probs": "method",
     "masks_itself": "value",
     "normalised": "value",
@@ -92,8 +94,13 @@ TARGET_ABILITIES = {
 }
 """The optional attributes of targets and their kinds; a similar, misspelt name is refused."""
 
-Choose = Callable[[int, Float[Tensor, "chain token"], Float[Tensor, "chain d"] | None], Int[Tensor, " chain"]]
-"""(position, log-probabilities of its tokens, the hidden states that predict it or None) -> the token of each chain."""
+Choice = Int[Tensor, " chain"] | tuple[Int[Tensor, " chain"], Int[Tensor, " chain"]]
+"""The token of each chain; or also its parent, the chain whose tokens before this position it goes on from."""
+Choose = Callable[[int, Float[Tensor, "chain token"], Float[Tensor, "chain d"] | None], Choice]
+"""(position, log-probabilities of its tokens, the hidden states that predict it or None) -> what is chosen.
+
+Parents are given only to a target that says it ``reorders``; others go through their conditionals then.
+"""
 
 
 class Redrawn(NamedTuple):

@@ -49,19 +49,24 @@ def redraw(
     return Redrawn(*in_blocks(redraw_block, tokens, levels, rows_at_a_time=rows_to_redraw(problem)))
 
 
-def rows_to_redraw(problem: Problem) -> int:
+def rows_to_redraw(problem: Problem, reorders: bool = False) -> int:
     """How many rows can be redrawn at a time: a few numbers are kept for each row and token of the vocabulary.
 
     A target without a redraw of its own gives the conditionals of all later positions, too.
     """
-    positions = 1 if problem.own_redraw is not None and not problem.masks else problem.length
+    positions = 1 if _redraws_itself(problem, reorders) else problem.length
     return block_rows(3 * 8 * len(problem.embeddings) * positions, problem.memory)
 
 
 @torch.no_grad()
-def redraw_by(problem: Problem, tokens: Int[Tensor, "chain n"], start: int, stop: int, choose: Choose) -> Redrawn:
-    """The tokens with positions ``start`` to ``stop`` chosen in turn, from their probabilities given those before."""
-    if problem.own_redraw is not None and not problem.masks:
+def redraw_by(
+    problem: Problem, tokens: Int[Tensor, "chain n"], start: int, stop: int, choose: Choose, reorders: bool = False
+) -> Redrawn:
+    """The tokens with positions ``start`` to ``stop`` chosen in turn, from their probabilities given those before.
+
+    With ``reorders`` the choice may name parents, too: rows that each row goes on from.
+    """
+    if problem.own_redraw is not None and _redraws_itself(problem, reorders):
         redrawn: Redrawn = problem.own_redraw(tokens, start, stop, choose)
         _check_shape(problem, "redrawn tokens", redrawn.tokens, tokens.shape)
         _check_shape(problem, "redrawn log_probs", redrawn.log_probs, (len(tokens), problem.length - start))
@@ -69,10 +74,20 @@ def redraw_by(problem: Problem, tokens: Int[Tensor, "chain n"], start: int, stop
         return redrawn
     tokens = tokens.clone()
     for n in range(start, stop):
-        tokens[:, n] = choose(n, _allowed_conditionals(problem, tokens, n)[:, 0], None)
+        choice = choose(n, _allowed_conditionals(problem, tokens, n)[:, 0], None)
+        if isinstance(choice, tuple):
+            choice, parents = choice
+            tokens[:, :n] = tokens[parents, :n]
+        tokens[:, n] = choice
     log_probs, log_prob = token_log_probs(problem, tokens), problem.target.log_prob(tokens)
     _check_shape(problem, "log_prob", log_prob, tokens.shape[:1])
     return Redrawn(tokens, log_probs[:, start:], log_prob - log_probs.sum(-1))
+
+
+def _redraws_itself(problem: Problem, reorders: bool) -> bool:
+    """Has the target a redraw of its own that leaves out what is not allowed and, if need be, reorders rows?"""
+    can_reorder = bool(getattr(problem, "reorders", False))
+    return problem.own_redraw is not None and not problem.masks and (can_reorder or not reorders)
 
 
 def _check_shape(problem: Problem, name: str, value: object, shape: tuple[int, ...]) -> None:

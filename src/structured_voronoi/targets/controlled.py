@@ -40,6 +40,7 @@ class Controlled:
     """
 
     masks_itself = True
+    reorders = True
     normalised = False
     """Controls look at the whole text: ancestral draws are not the truth."""
     _lowest_score = -math.inf

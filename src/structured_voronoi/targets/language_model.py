@@ -26,6 +26,7 @@ class LanguageModel:
     """
 
     masks_itself = True
+    reorders = True
 
     def __init__(
         self,
@@ -135,14 +136,21 @@ class LanguageModel:
         that rounds otherwise than one pass over the whole text does, and the text is scored once more by such a pass,
         so that a chain compares energies of one kind only (what is drawn is exact up to that rounding).
         """
-        tokens, log_probs, cache = tokens.clone(), [], None
+        tokens, cache = tokens.clone(), None
+        log_probs: list[Tensor] = []
         ids = torch.cat([self._before.expand(len(tokens), -1), tokens[:, :start]], dim=-1)
         for n in range(start, stop):
             out = self.model.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
             cache = out.past_key_values
             hidden = out.last_hidden_state[:, -1]
             scores = self._log_probs(hidden)
-            tokens[:, n] = choose(n, scores, hidden)
+            choice = choose(n, scores, hidden)
+            if isinstance(choice, tuple):  # rows go on from others
+                choice, parents = choice
+                tokens[:, :n], scores = tokens[parents, :n], scores[parents]
+                log_probs = [part[parents] for part in log_probs]
+                cache.reorder_cache(parents)
+            tokens[:, n] = choice
             ids = tokens[:, n : n + 1]
             log_probs.append(scores.gather(-1, ids))
         if self.embeddings.dtype in HALF_PRECISION:

@@ -1,0 +1,97 @@
+"""Sequential Monte Carlo against enumerated truth: Z is unbiased, texts are right in the limit and not before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import structured_voronoi as sv
+from helpers import LEVEL
+from structured_voronoi.lookahead.lookahead import REST, Lookahead, untrained
+from structured_voronoi.metrics.divergence import pooled_chi_square
+from structured_voronoi.problem.problem import bind
+
+WORDS = (" cheap", " pub", " restaurant", " place", " and", " a")
+SEED = 3
+Predicate = sv.controls.Predicate
+
+
+@dataclass(frozen=True, eq=False)
+class WithoutLast(sv.SMC):
+    """The broken twin: a weight is never divided by what was expected of the token before."""
+
+    def log_increment(self, log_expected: Tensor, log_value: Tensor) -> Tensor:
+        return log_expected
+
+
+def z_score(sampler: sv.SMC, target: Any, truth: float, systems: int) -> float:
+    """How many standard errors the mean of the systems' estimates of Z lies from the truth."""
+    z = sampler.run(target, sv.Rng(SEED, systems)).log_z.exp()
+    return float((z.mean() - truth) / (z.std() / systems**0.5))
+
+
+def texts_of(words: sv.LanguageModel) -> Tensor:
+    return torch.cartesian_prod(*[words.allowed.nonzero().squeeze(-1)] * words.length)
+
+
+@pytest.mark.parametrize("particles", [2, 16])
+@pytest.mark.parametrize("lookahead", ["trained", "random", "none"])
+def test_z_is_unbiased_on_a_table(lookahead: str, particles: int) -> None:
+    """Particles are resampled at every position; the twin is seen at the same settings."""
+    target = sv.verify.sentences(controlled=True)
+    truth = float(target.log_prob(target.support()).exp().sum())
+    made: Any = lookahead
+    if lookahead == "trained":
+        made = Lookahead.fit(target, texts=256, progress=False)
+    elif lookahead == "random":
+        made = untrained(bind(target), {REST: "token"}, 1.0, seed=SEED)
+    assert abs(z_score(sv.SMC(made, particles, 1.0), target, truth, 4000)) < 4
+    if made != "none":
+        assert abs(z_score(WithoutLast(made, particles, 1.0), target, truth, 4000)) > 8
+
+
+@pytest.mark.slow
+def test_z_is_unbiased_on_texts() -> None:
+    """Keys and values of the decoder follow their particles; two patterns, of which one can be lost, a black box."""
+    loaded = sv.LanguageModel.load("bundled")
+    tokens = [loaded.tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in WORDS]
+    words = sv.LanguageModel(loaded.model, loaded.tokenizer, "The Old Mill is a", 3, allowed=tokens)
+    pubs = Predicate(lambda text: 0.9 if text.count("pub") == 2 else 0.1, "pubs")
+    controls = {~Predicate.keyword("restaurant"): 1.0, Predicate.regex("cheap|and a$"): 1.0, pubs: 1.0}
+    target = sv.Controlled(words, controls)
+    truth = float(target.log_prob(texts_of(words)).double().exp().sum())
+    sizes = dict.fromkeys((control.name for control in controls), "hidden")
+    lookaheads: list[Any] = [
+        Lookahead.fit(target, texts=128, progress=False),
+        untrained(bind(target), sizes, 1.0, seed=SEED),  # type: ignore[arg-type]
+        "none",
+    ]
+    for lookahead in lookaheads:
+        assert abs(z_score(sv.SMC(lookahead, 4, 1.0), target, truth, 1000)) < 4
+
+
+def one_text_a_system(sampler: sv.SMC, target: Any, systems: int) -> np.ndarray:
+    """How often every text was drawn: one chain of each system, so that the draws are independent."""
+    rng = sv.Rng(SEED, [system * sampler.particles + system % sampler.particles for system in range(systems)])
+    state, _ = sampler.step(target, rng, sampler.init(target, rng, None))
+    support = target.support()
+    index = (state.tokens[:, None] == support).all(-1).int().argmax(-1)
+    return np.bincount(index.numpy(), minlength=len(support))
+
+
+@pytest.mark.parametrize("lookahead", ["random", "none"])
+def test_texts_are_right_in_the_limit_and_not_before(lookahead: str) -> None:
+    """With 512 particles the truth is not told from the draws of 2,000 systems; with 2 it is, by far."""
+    target = sv.verify.sentences(controlled=True)
+    made: Any = untrained(bind(target), {REST: "token"}, 1.0, seed=SEED) if lookahead == "random" else "none"
+    truth = target.probabilities().numpy()
+    many, few = (
+        pooled_chi_square(one_text_a_system(sv.SMC(made, particles), target, 2000), truth) for particles in (512, 2)
+    )
+    assert many >= LEVEL
+    assert few < LEVEL
