@@ -1,4 +1,4 @@
-"""p-NCG, Gibbs-with-gradients and Refresh on targets so small that their transition matrix can be written down.
+"""p-NCG, Gibbs-with-gradients, Refresh and Guided on targets so small that their transition matrix can be written down.
 
 Matrices are made of the samplers' own proposals and their own ratios; a step is then held against its row. So a wrong
 proposal, a wrong ratio, and a step that uses another ratio than it says are all seen: the broken twins are.
@@ -6,6 +6,7 @@ proposal, a wrong ratio, and a step that uses another ratio than it says are all
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -14,14 +15,18 @@ from scipy import stats
 from torch import Tensor
 
 import structured_voronoi as sv
+from structured_voronoi.lookahead.lookahead import untrained
 from structured_voronoi.problem.problem import bind
 from structured_voronoi.samplers import refresh
 from structured_voronoi.streams import Rng
 from structured_voronoi.targets.tabular import AutoregressiveTable
 from structured_voronoi.verify.twins import (
     GibbsWithoutReverse,
+    GuidedWithoutPresent,
+    GuidedWithoutProposal,
     PNCGWithoutReverse,
     RefreshBlindToControls,
+    RefreshWithoutProposal,
     RefreshWithoutRatio,
 )
 
@@ -147,3 +152,90 @@ def test_the_truth_is_stationary_under_redraws(begin: int, end: int, controlled:
         assert apart(RefreshWithoutRatio()) > 1e-4
     if controlled:
         assert apart(RefreshBlindToControls()) > 1e-4
+
+
+def listed_texts() -> AutoregressiveTable:
+    """Three positions over two tokens, under a control: eight texts."""
+    random, other = (sv.verify.random_target(seed, 2, 3, 3) for seed in (5, 6))
+    table = random.table - random.table.logsumexp((0, 1, 2))
+    return AutoregressiveTable(random.embeddings, table, random.gradient, -2 * other.table.abs())
+
+
+EIGHT = listed_texts()
+RANDOM = untrained(bind(EIGHT), {"rest": "token"}, delta=0.1, seed=1)
+"""A lookahead that has learnt nothing, and says something else of every token."""
+
+
+def choice_matrix(sampler: sv.Guided) -> Tensor:
+    """K of the choice among the present text and one or two fresh ones, with the sampler's own weights."""
+    every = RANDOM.score(bind(EIGHT), EIGHT.support())
+    weight, q = sampler.log_weight(every).exp(), every.log_q.sum(-1).exp()
+    assert abs(float(q.sum()) - 1) < 1e-12
+    matrix = torch.zeros(8, 8, dtype=torch.float64)
+    for here in range(8):
+        for fresh in itertools.product(range(8), repeat=sampler.tries - 1):
+            texts = torch.tensor([here, *fresh])
+            matrix[here].index_add_(0, texts, q[list(fresh)].prod() * weight[texts] / weight[texts].sum())
+    return matrix
+
+
+def suffix_matrix(sampler: sv.Guided | sv.Refresh, start: int) -> Tensor:
+    """K of a guided redraw of all positions from ``start`` on, with the sampler's own weights."""
+    states = EIGHT.support()
+    every = RANDOM.score(bind(EIGHT), states)
+    same = (states[:, None, :start] == states[None, :, :start]).all(-1)
+    log_weight, drawn = sampler.log_weight(every), every.log_q[:, start:].sum(-1).exp()
+    accepted = (log_weight[None] - log_weight[:, None]).exp().clamp(max=1)
+    matrix = torch.where(same, drawn[None] * accepted, 0)
+    matrix.fill_diagonal_(0)
+    return matrix + torch.diag(1 - matrix.sum(-1))
+
+
+@pytest.mark.parametrize("tries", [2, 3])
+def test_the_truth_is_stationary_under_guided_choices(tries: int) -> None:
+    truth = EIGHT.probabilities()
+    assert (truth @ choice_matrix(sv.Guided(RANDOM, tries)) - truth).abs().max() < 1e-12
+    assert (truth @ choice_matrix(GuidedWithoutProposal(RANDOM, tries)) - truth).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("start", range(3))
+def test_the_truth_is_stationary_under_guided_suffixes(start: int) -> None:
+    truth = EIGHT.probabilities()
+    pairs = [(sv.Guided(RANDOM), GuidedWithoutProposal(RANDOM))]
+    pairs += [(sv.Refresh(lookahead=RANDOM), RefreshWithoutProposal(lookahead=RANDOM))]
+    for sampler, twin in pairs:
+        assert (truth @ suffix_matrix(sampler, start) - truth).abs().max() < 1e-12
+        assert (truth @ suffix_matrix(twin, start) - truth).abs().max() > 1e-4
+
+
+def guided_p_value(matrix: Tensor, sampler: Any, state: int, moves: int) -> float:
+    """Chi-square of where chains go in one step from a text against the text's row of a matrix."""
+    start, rng = EIGHT.support()[state].expand(CHAINS, -1).clone(), Rng(11, CHAINS)
+    after, _ = sampler.step(EIGHT, rng, sampler.init(EIGHT, rng, start)._replace(moves=moves))
+    counts = torch.bincount((after.tokens * torch.tensor([4, 2, 1])).sum(-1), minlength=8)
+    used = matrix[state] > 0
+    assert counts[~used].sum() == 0
+    return float(stats.chisquare(counts[used], CHAINS * matrix[state][used]).pvalue)
+
+
+@pytest.mark.parametrize("tries", [2, 3])
+@pytest.mark.parametrize("state", [0, 6])
+def test_a_guided_step_follows_its_row(state: int, tries: int) -> None:
+    """A step is a choice and a suffix; the twin that leaves the present text out makes the same choices but one."""
+    begin = int(Rng(11, [0], "guided suffixes").uniform()[0] * 3)
+    sampler = sv.Guided(RANDOM, tries)
+    matrix = choice_matrix(sampler) @ suffix_matrix(sampler, begin)
+    assert guided_p_value(matrix, sampler, state, 0) > 1e-4
+    assert guided_p_value(matrix, GuidedWithoutPresent(RANDOM, tries), state, 0) < 1e-9
+    assert guided_p_value(matrix, GuidedWithoutProposal(RANDOM, tries), state, 0) < 1e-9
+
+
+@pytest.mark.parametrize("state", [0, 3])
+def test_a_guided_redraw_follows_its_row(state: int) -> None:
+    sampler = sv.Refresh(lookahead=RANDOM)
+    blocks = [sampler._choose_block(Rng(11, 1), move, 3) for move in range(20)]
+    move = blocks.index((1, 3))
+    matrix = suffix_matrix(sampler, 1)
+    assert guided_p_value(matrix, sampler, state, move) > 1e-4
+    assert guided_p_value(matrix, RefreshWithoutProposal(lookahead=RANDOM), state, move) < 1e-9
+    assert guided_p_value(matrix, sv.Refresh(), state, move) < 1e-9

@@ -130,10 +130,11 @@ def test_truth_covers_plain_and_controlled_targets(tmp_path: Path) -> None:
         words=(" cheap", " pub", " and", " a"),
         samplers=refresh,
         controlled_samplers=refresh,
+        guided=("guided, trained",),
     )
     truth.run(settings, tmp_path)
     rows = read_report(tmp_path, "truth")["rows"]
-    assert {row["control"] for row in rows} == {"none", "classifier", "black box"}
+    assert {row["control"] for row in rows} == {"none", *truth.controls()}
     assert all(row["p"] >= 1e-4 for row in rows)
 
 

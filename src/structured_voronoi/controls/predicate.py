@@ -76,7 +76,9 @@ class Predicate:
             if not may_take_for_ever(wanted):
                 return cls._matching(wanted, name)
             return cls(CharacterAutomaton(wanted).matches, name, pattern=wanted)
-        except (re.error, RecursionError, OverflowError) as error:
+        except RecursionError as error:
+            raise SamplingError(f"{shortened(pattern)} is nested too deeply; write it with fewer groups") from error
+        except (re.error, OverflowError) as error:
             raise SamplingError(
                 f"{shortened(pattern)} is not a regular expression ({one_line(error)}); correct it, or escape special "
                 "characters with \\"

@@ -7,7 +7,7 @@ from itertools import islice
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from numpy import ndarray
 from torch import Tensor
 
@@ -26,6 +26,8 @@ class Stationarity(Fit):
     """Share of chains that ended in another state than they started in: without it the check has no power."""
     evaluations: float
     """Of a chain."""
+    energy_z: float
+    """How many standard errors the chains' mean energy lies above the truth's."""
 
 
 def stationarity(
@@ -53,7 +55,16 @@ def stationarity(
     fit = goodness_of_fit(counts, truth.cpu().numpy())
     moved = float((last != start).any(-1).double().mean())
     p_value = 0.0 if outside else fit.p_value
-    return Stationarity(fit.tv + outside / chains, fit.floor, fit.floor_sd, p_value, moved, cost)
+    energy_z = _energy_z(counts, truth.cpu().numpy())
+    return Stationarity(fit.tv + outside / chains, fit.floor, fit.floor_sd, p_value, moved, cost, energy_z)
+
+
+def _energy_z(counts: Int[ndarray, " state"], truth: Float[ndarray, " state"]) -> float:
+    """Of -log p over independent draws; 0 where all states are alike."""
+    energy = -np.log(np.maximum(truth, np.finfo(truth.dtype).tiny))
+    mean = float(truth @ energy)
+    error = float(np.sqrt(truth @ (energy - mean) ** 2 / max(1, counts.sum())))
+    return (float(counts @ energy) / max(1, counts.sum()) - mean) / error if error else 0.0
 
 
 def _count_states(support: Tensor, tokens: Tensor) -> tuple[Int[ndarray, " state"], int]:

@@ -7,8 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from structured_voronoi.contracts import Info, Target
 from structured_voronoi.geometry.motion import Walls, refracted
+from structured_voronoi.lookahead.lookahead import Lookahead, Proposal, Weighed
 from structured_voronoi.problem.problem import Problem
+from structured_voronoi.samplers import guided
+from structured_voronoi.samplers.guided import Guided
 from structured_voronoi.samplers.gwg import GibbsWithGradients
 from structured_voronoi.samplers.pncg import PNCG
 from structured_voronoi.samplers.refresh import Refresh, State
@@ -86,3 +90,65 @@ class RejectionOfNothing(Rejection):
 
     def log_chance(self, problem: Problem, tokens: Tensor, log_rest: Tensor) -> Tensor:
         return torch.where(log_rest.isfinite(), 0.0, -torch.inf)
+
+
+class _WithoutProposal:
+    """Weights that leave q out."""
+
+    def log_weight(self, text: Proposal) -> Tensor:
+        return text.log_p.sum(-1) + text.log_rest
+
+
+@dataclass(frozen=True, eq=False)
+class GuidedWithoutProposal(_WithoutProposal, Guided):
+    """Guided texts are chosen as if they had been drawn evenly."""
+
+
+@dataclass(frozen=True)
+class RefreshWithoutProposal(_WithoutProposal, Refresh):
+    """Guided suffixes are accepted as if they had been drawn evenly."""
+
+
+@dataclass(frozen=True, eq=False)
+class GuidedWithoutPresent(Guided):
+    """The present text is left out of the choice, unless nothing else is possible."""
+
+    def _choose(self, problem: Problem, rng: Rng, state: guided.State) -> tuple[Proposal, Tensor]:
+        impossible = state.text._replace(log_rest=torch.full_like(state.text.log_rest, -torch.inf))
+        chosen, lost = super()._choose(problem, rng, state._replace(text=impossible))
+        found = chosen.log_weight.isfinite()
+        texts = (
+            torch.where(found.view(-1, *[1] * (new.ndim - 1)), new, old)
+            for new, old in zip(chosen, state.text, strict=True)
+        )
+        return Proposal(*texts), lost
+
+
+@dataclass(frozen=True, eq=False)
+class GuidedStillLearning(Guided):
+    """The lookahead goes on learning while the chains run.
+
+    Every step draws from another one, and weighs what it draws by it; the present text was weighed by the one before.
+    """
+
+    other: Lookahead | None = None
+
+    def step(self, target: Target | Problem, rng: Rng, state: guided.State) -> tuple[guided.State, Info]:
+        learnt = self.lookahead if state.lookahead is self.other else self.other
+        assert learnt is not None
+        return super().step(target, rng, state._replace(lookahead=learnt))
+
+
+@dataclass(frozen=True, eq=False)
+class BlindLookahead(Lookahead):
+    """Says 0 where success is still possible: a token that it never proposes."""
+
+    never: int = 0
+
+    def weigh(
+        self, problem: Problem, states: dict[str, Tensor], n: int, log_probs: Tensor, hidden: Tensor | None
+    ) -> Weighed:
+        weighed = super().weigh(problem, states, n, log_probs, hidden)
+        log_q = weighed.log_q.clone()
+        log_q[:, self.never] = -torch.inf
+        return weighed._replace(log_q=log_q.log_softmax(-1))
