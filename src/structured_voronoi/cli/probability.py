@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from structured_voronoi.errors import SamplingError, check_seed
+
+if TYPE_CHECKING:
+    from structured_voronoi.run.probability import Probability
 
 
 def probability(
@@ -19,6 +23,9 @@ def probability(
     length: Annotated[int, Parameter(help="Tokens of each text.")] = 20,
     texts: Annotated[int, Parameter(help="Weighted texts; half as many are drawn to learn from.")] = 2048,
     seed: Annotated[int, Parameter(help="Seed of all random streams.")] = 0,
+    monte_carlo: Annotated[
+        bool, Parameter(help="Also draw as many texts of the model itself, and count those that fit.", negative="")
+    ] = False,
     as_json: Annotated[bool, Parameter(name="--json", help="One line of JSON.")] = False,
     device: Annotated[str, Parameter(help="cpu, cuda, …")] = "cpu",
     dtype: Annotated[str, Parameter(help="float32, float64, bfloat16 or float16.")] = "float32",
@@ -26,6 +33,7 @@ def probability(
     """Estimate the probability that a model's text satisfies the controls, also where it is tiny.
 
     The texts are drawn by proposals that have learnt what is asked for, and weighed, so that the estimate is unbiased.
+    What was learnt is kept in the user's cache; `svs sample` uses it, too.
 
     Example: svs probability --control keyword=Italian --control keyword=river --prompt "Near the"
     """
@@ -40,11 +48,19 @@ def probability(
 
     controls = dict(parse_control(written, device) for written in control)
     language_model = LanguageModel.load(model, prompt=prompt, length=length, device=device, dtype=dtype)
-    found = estimate(Controlled(language_model, controls), texts=texts, seed=seed)
+    target = Controlled(language_model, controls)
+    found = estimate(target, texts=texts, seed=seed, keep=True, monte_carlo=monte_carlo)
     if as_json:
-        numbers = {key: value if value != float("inf") else None for key, value in asdict(found).items()}
-        print(json.dumps({**numbers, "verdict": found.verdict}))
+        print(json.dumps({**_as_numbers(found), "verdict": found.verdict}, ensure_ascii=False, allow_nan=False))
         return 0
-    print(f"P = {found.value:.3g} (95 %: {found.low:.3g} – {found.high:.3g})")
+    print(f"P = {found}")
     print(found.verdict)
+    print(found.comparison)
     return 0
+
+
+def _as_numbers(found: Probability) -> dict[str, Any]:
+    """Its fields as JSON has them: infinities are null."""
+    plain = found.monte_carlo and found.monte_carlo._asdict()
+    numbers = {**asdict(found), "monte_carlo": plain}
+    return {key: None if isinstance(value, float) and math.isinf(value) else value for key, value in numbers.items()}

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from numpy import ndarray
 
 from structured_voronoi.contracts import Target
-from structured_voronoi.errors import check_count
+from structured_voronoi.errors import NoBoundError, check_count
+from structured_voronoi.lookahead.kept import kept_lookahead
 from structured_voronoi.lookahead.lookahead import Lookahead
-from structured_voronoi.problem.drawing import check_autoregressive, log_bound
+from structured_voronoi.metrics.divergence import Interval
+from structured_voronoi.metrics.text import wilson
+from structured_voronoi.problem.drawing import check_autoregressive, log_acceptance, log_bound
 from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.progress import progress_bar
+from structured_voronoi.samplers.rejection import Rejection
 from structured_voronoi.streams import Rng
 
 AT_A_TIME = 256
@@ -27,9 +33,14 @@ class Probability:
     """E_p[W]: for hard controls, the probability that the model satisfies them all."""
 
     value: float
+    """0 where it is too small for a floating-point number; ``log10_value`` is not."""
     low: float
     high: float
     """The ends of the 95 % interval."""
+    log10_value: float
+    """-inf where no text had a weight."""
+    relative_error: float
+    """The standard error of the value over the value."""
     effective_share: float
     """(Σw)² / (n Σw²): what a weighted text is worth beside an independent one."""
     largest_share: float
@@ -39,15 +50,41 @@ class Probability:
     trusted: bool
     evaluations: int
     """Texts drawn, without those that the lookahead learnt from."""
+    pilot: int = 0
+    """Texts that the lookahead learnt from, if it was fitted for this."""
+    monte_carlo: Interval | None = None
+    """The share of texts of the model itself, as many as the above together, that fit; if they were asked for."""
+
+    def __str__(self) -> str:
+        """The value with its interval, as powers of ten where it is too small for a floating-point number."""
+        if self.low >= sys.float_info.min or self.log10_value == -math.inf:
+            return f"{self.value:.3g} (95 %: {self.low:.3g} – {self.high:.3g})"
+        middle, half = self.log10_value, 1.96 * self.relative_error / math.log(10)
+        return f"10^{middle:.2f} (95 %: 10^{middle - half:.2f} – 10^{middle + half:.2f})"
 
     @property
     def verdict(self) -> str:
         """Whether to trust the figure, and what to do if not."""
-        if self.value == 0:
+        if self.log10_value == -math.inf:
             return f"none of {self.evaluations:,} proposals satisfied the controls: fit the lookahead on more texts"
         effective = self.effective_share * self.evaluations
         said = f"{effective:.0f} effective texts, largest weight {self.largest_share:.1%}, Pareto k̂ {self.pareto_k:.2f}"
         return f"{said}: {'to be trusted' if self.trusted else 'not to be trusted; draw more texts'}"
+
+    @property
+    def comparison(self) -> str:
+        """Plain Monte Carlo at the same cost: drawn if that was asked for, else computed from the value."""
+        count = self.evaluations + self.pilot
+        said = f"plain Monte Carlo with as many texts ({count:,})"
+        if self.monte_carlo is not None:
+            share, low, high = self.monte_carlo
+            return f"{said}: {share:.3g} (95 %: {low:.3g} – {high:.3g}), from {share * count:.0f} texts that fit"
+        hits = self.value * count
+        error = math.sqrt((1 - min(1.0, self.value)) / hits) if hits > 0 else math.inf
+        return (
+            f"{said} would see about {hits:.2g} that fit and have a relative standard error of {error:.2g} "
+            f"(here {self.relative_error:.2g}); computed, not drawn"
+        )
 
 
 def probability(
@@ -56,37 +93,86 @@ def probability(
     seed: int = 0,
     lookahead: Lookahead | None = None,
     progress: bool = True,
+    *,
+    keep: bool = False,
+    monte_carlo: bool = False,
 ) -> Probability:
-    """P(controls) of a model, unbiased for any lookahead; one is fitted on half as many texts if none is given."""
+    """P(controls) of a model, unbiased for any lookahead; one is fitted on half as many texts if none is given.
+
+    With ``keep`` that one is put into the user's cache, or taken from it. With ``monte_carlo`` as many texts of the
+    model itself are drawn, too, to compare.
+    """
     check_count(texts=texts)
-    problem = bind(target)
+    problem, pilot = bind(target), 0
     check_autoregressive(problem, "a probability")
-    bound = log_bound(problem)
-    if lookahead is None:
-        lookahead = Lookahead.fit(problem, texts=max(256, texts // 2), seed=seed, progress=progress)
-    parts = []
+    try:
+        log_bound(problem)
+        if lookahead is None:
+            pilot = max(256, texts // 2)
+            lookahead = (
+                kept_lookahead(problem, pilot, 0, progress)  # with the seed of `svs sample`, which finds it there
+                if keep
+                else Lookahead.fit(problem, texts=pilot, seed=seed, progress=progress)
+            )
+        found = summarise_weights(_weigh_texts(problem, lookahead, texts, seed, progress))
+        plain = _monte_carlo(problem, texts + pilot, seed, progress) if monte_carlo else None
+    except NoBoundError as error:
+        cause = str(error).split(";")[0]
+        remedy = "a probability needs a `bound`, too: declare one that scores never exceed"
+        raise NoBoundError(f"{cause}; {remedy}") from error
+    return replace(found, pilot=pilot, monte_carlo=plain)
+
+
+def _weigh_texts(
+    problem: Problem, lookahead: Lookahead, texts: int, seed: int, progress: bool
+) -> Float[ndarray, " text"]:
+    """log of p W / q of draws of the lookahead; an error where a score exceeds its bound."""
+    parts, bound = [], log_bound(problem)
     with progress_bar(texts, progress, "weighted texts") as tick:
         for begin in range(0, texts, AT_A_TIME):
             rng = Rng(seed, range(begin, min(begin + AT_A_TIME, texts)), "probability", problem.device)
             blank = problem.allowed_tokens[:1].expand(len(rng), problem.length).clone()
             drawn = lookahead.propose(problem, blank, 0, rng.uniform(problem.length))
-            parts.append(drawn.log_weight.double().cpu().numpy() - bound)
+            if not problem.normalised:
+                log_acceptance(problem, drawn.tokens, drawn.log_rest)
+            parts.append(drawn.log_weight.cpu().double().numpy() - bound)
             tick("", len(rng))
-    return summarise_weights(np.concatenate(parts))
+    return np.concatenate(parts)
+
+
+def _monte_carlo(problem: Problem, texts: int, seed: int, progress: bool) -> Interval:
+    """The share of the model's own texts that rejection would accept."""
+    hits = 0
+    with progress_bar(texts, progress, "plain texts") as tick:
+        for begin in range(0, texts, AT_A_TIME):
+            rng = Rng(seed, range(begin, min(begin + AT_A_TIME, texts)), "monte carlo", problem.device)
+            hits += int(Rejection().tries(problem, rng, torch.zeros_like(rng.chains)).accepted.sum())
+            tick("", len(rng))
+    return wilson(hits, texts)
 
 
 def summarise_weights(log_weight: Float[ndarray, " text"]) -> Probability:
     """The mean of the weights, with an interval on the log scale, on which their mean is closer to normal."""
     count, largest = len(log_weight), log_weight.max()
     if not math.isfinite(largest):
-        return Probability(0.0, 0.0, 1.0, 0.0, 1.0, math.inf, False, count)
+        return Probability(0.0, 0.0, 1.0, -math.inf, math.inf, 0.0, 1.0, math.inf, False, count)
     weight = np.exp(log_weight - largest)
     mean, error = weight.mean(), weight.std(ddof=1) / math.sqrt(count) if count > 1 else weight.mean()
-    value, spread = float(mean * np.exp(largest)), math.exp(1.96 * error / mean)
-    share, top = float(weight.sum() ** 2 / (count * (weight**2).sum())), float(weight.max() / weight.sum())
+    log_value, relative = float(math.log(mean) + largest), float(error / mean)
+    low, value, high = (math.exp(log_value + z * relative) for z in (-1.96, 0.0, 1.96))
+    share, top = effective_share(log_weight), float(weight.max() / weight.sum())
     pareto = _pareto_k(log_weight)
     trusted = share * count >= LEAST_EFFECTIVE and top <= MOST_LARGEST and pareto <= MOST_PARETO
-    return Probability(value, value / spread, min(1.0, value * spread), share, top, pareto, trusted, count)
+    log10 = log_value / math.log(10)
+    return Probability(value, low, min(1.0, high), log10, relative, share, top, pareto, trusted, count)
+
+
+def effective_share(log_weight: Float[ndarray, " text"]) -> float:
+    """(Σw)² / (n Σw²) of weights that are known but for a constant; 0 where none is positive."""
+    if not math.isfinite(log_weight.max()):
+        return 0.0
+    weight = np.exp(log_weight - log_weight.max())
+    return float(weight.sum() ** 2 / (len(weight) * (weight**2).sum()))
 
 
 def _pareto_k(log_weight: Float[ndarray, " text"]) -> float:
@@ -98,5 +184,9 @@ def _pareto_k(log_weight: Float[ndarray, " text"]) -> float:
         return math.inf
     if len(np.unique(np.round(positive, 9))) < 25:  # hardly a tail to be fitted
         return 0.0
-    k = float(array_stats.psislw(-positive)[1])  # it is made for log-likelihoods, whose negatives are log-weights
+    try:
+        with np.errstate(all="ignore"):  # equal weights at the beginning of the tail
+            k = float(array_stats.psislw(-positive)[1])  # made for log-likelihoods: their negatives are log-weights
+    except ValueError:  # a tail of equal weights
+        return 0.0
     return k if math.isfinite(k) else 0.0
