@@ -17,7 +17,6 @@ from helpers import check_stationarity
 from structured_voronoi.contracts import Chains
 from structured_voronoi.metrics.divergence import pooled_chi_square
 from structured_voronoi.problem.problem import bind
-from structured_voronoi.run.presets import cheapest_sampler
 from structured_voronoi.streams import Rng
 from structured_voronoi.targets.tabular import AutoregressiveTable
 from structured_voronoi.verify.twins import RejectionOfNothing
@@ -185,16 +184,6 @@ def test_rejection_on_a_controlled_language_model() -> None:
         broken = sv.Controlled(model, {Second(bound, 310): 1.5})
         with pytest.raises(sv.SamplingError, match=said):
             sampler.step(broken, rng, sampler.init(broken, rng, None))
-
-
-def test_the_choice_says_why() -> None:
-    model = language_model()
-    assert cheapest_sampler(model, SEED, 20)[0] == "ancestral"
-    name, reason = cheapest_sampler(sv.Controlled(model, {Second(1.0, 310): 0.1}), SEED, 20)
-    assert (name, reason[:13]) == ("rejection", "rejection, by")
-    assert cheapest_sampler(sv.Controlled(model, {Second(60.0, 310): 1.0}), SEED, 20)[0] == "svs+refresh"
-    name, reason = cheapest_sampler(sv.Controlled(model, {Second(math.inf, 310): 1.0}), SEED, 20)
-    assert (name, "bound inf" in reason) == ("svs+refresh", True)
 
 
 def prefix_scores(prefixes: Tensor) -> Tensor:

@@ -226,9 +226,7 @@ def test_texts_build_their_geometry_once_and_redraws_none(monkeypatch: pytest.Mo
     from structured_voronoi.run.texts import draw_texts
 
     counted, model = Counted(monkeypatch), sv.LanguageModel.load("bundled", length=4, suffix=" pub")
-    plan = plan_texts(model, "auto", warmup=0, seed=0)
-    list(draw_texts(model, plan, count=20, seed=0))
-    assert plan.reason is not None
+    list(draw_texts(model, plan_texts(model, "svs+refresh", warmup=0), count=20, seed=0))
     assert (counted.cells, counted.spacings) == (1, 1)
     other = sv.LanguageModel.load("bundled", length=4)
     for name in ("refresh", "rejection", "ancestral"):

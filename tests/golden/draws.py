@@ -73,8 +73,10 @@ ON_TEXTS: dict[str, Any] = {
 }
 UNDER_CONTROL: dict[str, Any] = {"rejection": sv.Rejection(), **{k: ON_TEXTS[k] for k in ("svs", "svs + refresh")}}
 COMMANDS = {
-    "svs sample": ["--warmup", "3"],
-    "svs sample --control": ["--control", "food=Italian", "--control", "not keyword=pub", "--warmup", "3"],
+    "svs sample": ["--sampler", "svs+refresh", "--warmup", "3"],
+    "svs sample --control": [
+        *("--sampler", "svs+refresh", "--control", "food=Italian", "--control", "not keyword=pub", "--warmup", "3")
+    ],
     "svs sample --sampler rejection": ["--sampler", "rejection", "--control", "food=Italian@0.5"],
     "svs sample --sampler refresh --suffix": ["--sampler", "refresh", "--suffix", " by the river.", "--warmup", "3"],
     "svs sample --start random": ["--sampler", "svs", "--start", "random", "--warmup", "3"],

@@ -16,7 +16,7 @@ from structured_voronoi.models.restaurants import descriptions
 from system.commands import svs
 
 HOW_TO = (Path(__file__).parents[2] / "docs" / "how-to-control.md").read_text(encoding="utf-8")
-QUICK = ("--scale", "0.3", "--warmup", "2", "--seed", "1")
+QUICK = ("--sampler", "svs+refresh", "--scale", "0.3", "--warmup", "2", "--seed", "1")
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -18,6 +19,7 @@ from structured_voronoi.models.corpora import Corpus, load_corpus
 from structured_voronoi.models.loading import BUNDLED
 from structured_voronoi.models.restaurants import LABELS, PATTERNS, descriptions
 from structured_voronoi.models.training import UNFINISHED, Recipe, train_language_model
+from structured_voronoi.run import choice
 from structured_voronoi.run.presets import TEXT_SAMPLERS, Plan, text_sampler
 from structured_voronoi.run.texts import closing_line, draw_texts
 from system.commands import svs
@@ -27,9 +29,8 @@ SMALL = Recipe(vocabulary=300, width=16, layers=1, heads=2, context=64, batch=8,
 
 def test_sample_writes_texts_and_lines(tmp_path: Path) -> None:
     out = tmp_path / "texts.jsonl"
-    done = svs(
-        "sample", "-n", "3", "--length", "8", "--scale", "0.3", "--warmup", "3", "--seed", "1", "--out", str(out)
-    )
+    words = ("--sampler", "svs+refresh", "--scale", "0.3", "--warmup", "3", "--seed", "1")
+    done = svs("sample", "-n", "3", "--length", "8", *words, "--out", str(out))
     lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert [line["text"] for line in lines] == done.stdout.splitlines()
     assert [line["chain"] for line in lines] == [0, 1, 2]
@@ -221,12 +222,35 @@ def test_a_reader_may_stop_reading() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_auto_says_what_it_chose_and_why() -> None:
-    quick = ("sample", "-n", "2", "--length", "8", "--sampler", "auto", "--scale", "0.45", "--warmup", "5")
+def test_auto_is_the_default_and_says_what_it_chose_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second command finds the lookahead of the first, and so does the one that asks for the probability."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    quick = ("sample", "-n", "2", "--length", "8")
     assert "svs: ancestral, because nothing weighs on the language model's own draws" in svs(*quick).stderr
-    controlled = svs(*quick, "--control", "food=Italian@0.2")
-    assert "svs: rejection, by the evaluations a text costs in a pilot" in controlled.stderr
-    assert len(controlled.stdout.splitlines()) == 2
-    # a suffix so improbable that hardly a try would be accepted
-    rare = svs(*quick, "--suffix", " in the old library.")
-    assert "svs: svs+refresh, by the evaluations a text costs in a pilot" in rare.stderr
+    frequent = svs(*quick, "--control", "food=Italian@0.2")
+    assert "svs: rejection (" in frequent.stderr
+    assert len(frequent.stdout.splitlines()) == 2
+    monkeypatch.setattr(choice, "LOOKAHEAD_TEXTS", 256)
+    monkeypatch.setattr(choice, "TRAINING_SECONDS", 0.0)
+    words = ("pub", "Italian")
+    rare = ("--length", "8", *(part for word in words for part in ("--control", f"keyword={word}")))
+    first, second = (svs("sample", "-n", "2", "--seed", seed, *rare) for seed in ("0", "1"))
+    for done in (first, second):
+        assert "svs: guided, by seconds a text in a pilot: guided " in done.stderr
+        assert re.search(r"each chosen \d+ times among \d+: about 0.0\d+ of them depend on their start", done.stderr)
+        texts = done.stdout.splitlines()
+        assert len(texts) == 2
+        assert all(word.lower() in text.lower() for word in words for text in texts)
+    assert "s and is kept)" in first.stderr
+    assert "its lookahead was kept)" in second.stderr
+
+    def fit(*arguments: object, **settings: object) -> None:
+        raise AssertionError("a lookahead is fitted")
+
+    monkeypatch.setattr(sv.Lookahead, "fit", fit)
+    found = svs("probability", "--texts", "512", *rare).stdout.splitlines()
+    assert re.fullmatch(r"P = \S+ \(95 %: \S+ – \S+\)", found[0])
+    assert "plain Monte Carlo with as many texts (768) would see about" in found[2]
+    written = json.loads(svs("probability", "--texts", "512", "--json", *rare).stdout)
+    assert written["value"] == pytest.approx(10 ** written["log10_value"])
+    assert written["monte_carlo"] is None

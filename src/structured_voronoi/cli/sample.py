@@ -26,14 +26,23 @@ def sample(
     length: Annotated[int, Parameter(help="Tokens of each text.")] = 20,
     ends: Annotated[bool, Parameter(help="Complete texts: weigh by the probability of the end.")] = False,
     n: Annotated[int, Parameter(name="-n", help="Texts, each from a chain of its own.")] = 8,
-    sampler: Annotated[str, Parameter(help=f"One of {', '.join(TEXT_SAMPLERS)}.")] = "svs+refresh",
+    sampler: Annotated[
+        str,
+        Parameter(
+            help=f"One of {', '.join(TEXT_SAMPLERS)}. `auto` times exact ones on a pilot and says which it takes; name "
+            "that one to be sure to draw the same texts again."
+        ),
+    ] = "auto",
     scale: Annotated[
         float | Literal["auto"],
         Parameter(help="Width of SVS in nearest-neighbour distances; `auto` tunes it on pilot chains."),
     ] = TEXT_SCALE,
     warmup: Annotated[
         int | None,
-        Parameter(help="Steps of each chain before its text: none where chains start at the truth, else 100."),
+        Parameter(
+            help="Steps of each chain before its text. Default: none where chains start at the truth; for guided, as "
+            "many as leave 1 % of texts dependent on their start, by the effective share in a pilot; else 100."
+        ),
     ] = None,
     thin: Annotated[int, Parameter(help="Further steps to the text.")] = 1,
     start: Annotated[Literal["ancestral", "random"], Parameter(help="Where chains start.")] = "ancestral",
@@ -75,7 +84,9 @@ def sample(
     target = Controlled(language_model, controls) if controls else language_model
     left_out = ", ".join(f"{count} {why}" for why, count in language_model.excluded.items() if count)
     print(f"svs: tokens left out: {left_out or 'none'}", file=sys.stderr)
-    plan = plan_texts(target, sampler, scale=scale, warmup=warmup, thin=thin, start=start, seed=seed, progress=True)
+    plan = plan_texts(
+        target, sampler, count=n, scale=scale, warmup=warmup, thin=thin, start=start, seed=seed, progress=True
+    )
     if plan.reason:
         print(f"svs: {plan.reason}", file=sys.stderr)
     batches: list[Batch] = []

@@ -16,8 +16,7 @@ from structured_voronoi.problem.problem import Problem
 
 def kept_lookahead(problem: Problem, texts: int, seed: int, progress: bool) -> Lookahead:
     """The lookahead of a target from the cache, or a new one that is put there; a damaged one is made anew."""
-    whole = json.dumps([identify(problem), texts, seed], sort_keys=True)
-    folder = cache_folder() / f"lookahead-{hashlib.sha256(whole.encode()).hexdigest()[:16]}"
+    folder = _folder_of(problem, texts, seed)
     if folder.is_dir():
         try:
             return Lookahead.load(folder, problem)
@@ -26,6 +25,16 @@ def kept_lookahead(problem: Problem, texts: int, seed: int, progress: bool) -> L
     lookahead = Lookahead.fit(problem, texts=texts, seed=seed, progress=progress)
     _put(lookahead, folder)
     return lookahead
+
+
+def is_kept(problem: Problem, texts: int, seed: int) -> bool:
+    """Is there a lookahead of this target in the cache?"""
+    return _folder_of(problem, texts, seed).is_dir()
+
+
+def _folder_of(problem: Problem, texts: int, seed: int) -> Path:
+    whole = json.dumps([identify(problem), texts, seed], sort_keys=True)
+    return cache_folder() / f"lookahead-{hashlib.sha256(whole.encode()).hexdigest()[:16]}"
 
 
 def _put(lookahead: Lookahead, folder: Path) -> None:

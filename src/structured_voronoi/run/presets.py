@@ -1,13 +1,11 @@
-"""Samplers of text by the names that the command line uses: their settings, what a run of them needs, and `auto`.
+"""Samplers of text by the names that the command line uses, their settings, and what a run of them needs.
 
 The words are plain and nothing heavy is imported before it is needed, so that `svs ls` answers at once.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -19,16 +17,11 @@ TEXT_SCALE = 0.22
 TEXT_DIMENSIONS = 32
 """The dimensions of SVS on text: fewer cost more evaluations, more cost more time."""
 DEFAULT_WARMUP = 100
-"""Steps of chains that do not start at the truth."""
-LOOKAHEAD_TEXTS = 1024
-"""Of the pilot that a lookahead learns from; it is kept in the user's cache."""
-GUIDED_WARMUP = 4
-"""Of chains that start from their own proposals, chosen by weight, and choose again in every step."""
-PILOT_TRIES, PILOT_CHAINS, PILOT_STEPS = 128, 8, 2
-"""The pilot of `auto`: tries of rejection; chains and steps of svs+refresh."""
+"""Steps of chains that do not start at the truth, unless a pilot says otherwise."""
 
 TEXT_SAMPLERS = {
-    "svs+refresh": "SVS and Refresh in turn; exact, the default",
+    "auto": "the exact one that costs least, found on a pilot; the default",
+    "svs+refresh": "SVS and Refresh in turn; exact, for scores of any kind",
     "guided": "Guided by a lookahead that is fitted first; exact, best where controls are rare",
     "rejection": "Rejection; exact, best where controls are not rare",
     "svs": "SVS alone; exact, finds what fits between neighbours",
@@ -39,7 +32,6 @@ TEXT_SAMPLERS = {
     "svs-paper": "SVS.paper; not exact",
     "langevin": "Langevin; not exact",
     "mucola": "MuCoLa; not exact",
-    "auto": "the exact one that costs least, found on a pilot",
 }
 """The values of `svs sample --sampler`, with a description of each."""
 INEXACT = ("svs-paper", "langevin", "mucola")
@@ -84,6 +76,8 @@ class Plan:
     """Chains start from draws of the target and keep its distribution, so that they need not mix."""
     reason: str | None = None
     """Why `auto` chose this sampler, in one sentence with the numbers."""
+    mixing: str | None = None
+    """How far texts depend on their start, where a pilot says that."""
 
     @property
     def is_exact(self) -> bool:
@@ -91,17 +85,23 @@ class Plan:
 
 
 def check_sampler_name(name: str) -> None:
-    """Refuse a name that `text_sampler` and `plan_texts` do not know."""
+    """Refuse a name that is not among the samplers of text."""
     from structured_voronoi.errors import SamplingError, did_you_mean
 
     if name not in TEXT_SAMPLERS:
         raise SamplingError(f"unknown sampler {name!r}; {did_you_mean(name, TEXT_SAMPLERS)}")
 
 
+def total_steps(warmup: int | None, thin: int, default: int = DEFAULT_WARMUP) -> int:
+    """Steps of a chain up to its text."""
+    return (default if warmup is None else warmup) + thin
+
+
 def plan_texts(
     target: Target | Problem,
-    name: str = "svs+refresh",
+    name: str = "auto",
     *,
+    count: int = 8,
     scale: Scale = TEXT_SCALE,
     warmup: int | None = None,
     thin: int = 1,
@@ -109,72 +109,33 @@ def plan_texts(
     seed: int = 0,
     progress: bool = False,
 ) -> Plan:
-    """Which sampler, how many steps: no warm-up where draws are independent or chains start at the truth, else 100."""
+    """Which sampler, with which settings, and how many steps for each of ``count`` texts.
+
+    Without a given ``warmup`` there is none where draws are independent or chains start at the truth; guided chains
+    have as many steps as follow from a pilot (`guided_moves`), all others 100.
+    """
     from structured_voronoi.contracts import is_independent, tune
     from structured_voronoi.problem.problem import bind
 
     check_sampler_name(name)
-    problem, reason = bind(target), None
+    problem, reason, guide = bind(target), None, None
     if problem.patterns:
         from structured_voronoi.lookahead.lookahead import check_patterns
 
         check_patterns(problem)
+    if name == "auto":
+        from structured_voronoi.run.choice import choose_sampler
+
+        name, reason, guide = choose_sampler(problem, count, scale, warmup, thin, seed, progress)
     draws_truth = problem.normalised and problem.is_autoregressive and not problem.masks
     starts_at_truth = draws_truth and start in (None, "ancestral") and name not in INEXACT
-    if warmup is None:
-        warmup = 0 if starts_at_truth else GUIDED_WARMUP if name == "guided" else DEFAULT_WARMUP
-    if name == "auto":
-        name, reason = cheapest_sampler(problem, seed, warmup + thin, scale)
-    sampler = text_sampler(name, scale, problem.embeddings.shape[1])
+    if warmup is None and starts_at_truth:
+        warmup = 0
     if name == "guided":
-        from structured_voronoi.lookahead.kept import kept_lookahead
+        from structured_voronoi.run.choice import plan_guided
 
-        sampler = replace(sampler, lookahead=kept_lookahead(problem, LOOKAHEAD_TEXTS, seed, progress))  # type: ignore[type-var]
-    steps = 1 if is_independent(sampler) else warmup + thin
+        guided, steps, mixing = plan_guided(problem, guide, warmup, thin, seed, progress)
+        return Plan(name, guided, steps, starts_at_truth, reason, mixing)
+    sampler = text_sampler(name, scale, problem.embeddings.shape[1])
+    steps = 1 if is_independent(sampler) else total_steps(warmup, thin)
     return Plan(name, tune(sampler, problem, seed, start), steps, starts_at_truth, reason)
-
-
-def cheapest_sampler(target: Target | Problem, seed: int, steps: int, scale: Scale = TEXT_SCALE) -> tuple[str, str]:
-    """Ancestral where it is the truth; else rejection or ``steps`` steps of svs+refresh, by their evaluations a text.
-
-    Returns the name and one sentence that says why.
-    """
-    from structured_voronoi.errors import NoBoundError
-    from structured_voronoi.problem.problem import bind
-    from structured_voronoi.samplers.rejection import Rejection
-
-    problem = bind(target)
-    if problem.normalised and problem.is_autoregressive:
-        return "ancestral", "ancestral, because nothing weighs on the language model's own draws"
-    try:
-        share = Rejection().acceptance(problem, seed, PILOT_TRIES)
-    except NoBoundError as error:
-        return "svs+refresh", f"svs+refresh, because {str(error).split(';')[0]}"
-    tries = 1 / share if share > 0 else math.inf
-    cost = steps * _evaluations_per_step(problem, seed, scale)
-    if math.isinf(cost):
-        return "rejection", f"rejection ({_in_words(tries)}), because no start for svs+refresh was found"
-    costs = f"rejection needs {_in_words(tries)}, {steps} steps of svs+refresh {_in_words(cost)}"
-    name = "rejection" if tries <= cost else "svs+refresh"
-    return name, f"{name}, by the evaluations a text costs in a pilot: {costs}"
-
-
-def _evaluations_per_step(problem: Problem, seed: int, scale: Scale) -> float:
-    """Evaluations of a chain in one step of svs+refresh; infinite where no chain can be started."""
-    from structured_voronoi.contracts import Chains
-    from structured_voronoi.errors import NoStartError
-    from structured_voronoi.streams import Rng
-
-    sampler = text_sampler("svs+refresh", scale, problem.embeddings.shape[1])
-    try:
-        chains = Chains(sampler, problem, Rng(seed, PILOT_CHAINS, "choice", problem.device))
-    except NoStartError:
-        return math.inf
-    total = sum(int(info.evaluations.sum()) for _, info in islice(chains, PILOT_STEPS))
-    return total / PILOT_CHAINS / PILOT_STEPS
-
-
-def _in_words(evaluations: float) -> str:
-    if math.isinf(evaluations):
-        return f"none of {PILOT_TRIES} tries possible"
-    return f"about {evaluations:.3g}"

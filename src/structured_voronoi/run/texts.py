@@ -117,7 +117,9 @@ def closing_line(batches: list[Batch], plan: Plan, length: int) -> str:
     parts = [f"{len(last)} text{'s' if len(last) > 1 else ''} of {length} tokens"]
     steps, independent = energies.shape[1], is_independent(plan.sampler)
     later = energies[:, steps // 2 :]  # without the way from the start
-    if independent:
+    if plan.mixing:
+        parts.append(plan.mixing)
+    elif independent:
         parts.append("drawn independently")
         if evaluations > 1:
             parts.append(f"{1 / evaluations:.2g} of tries accepted")

@@ -1,0 +1,269 @@
+"""`auto`: the sampler that will have drawn texts soonest, and the settings of guided sampling.
+
+It goes by the seconds that a text takes, as a pilot on this machine measures them:
+
+* rejection: seconds of a try over the share of tries that are accepted;
+* guided: evaluations that a text needs, which follow from the effective share of the lookahead's own draws;
+* svs+refresh: steps of a chain times the seconds of a step.
+
+Tries come first. A lookahead is fitted only if rejection would take longer for all texts than the fitting, and is kept
+in the user's cache; one that is there already costs nothing. Once it is fitted its seconds are spent, so that only
+those of the draws are compared. svs+refresh is nearly always the slowest and is timed only where the others look bad.
+The pilot's own texts are not given out as draws: how many there are depends on what they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import islice
+from time import perf_counter
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy import ndarray
+from torch import Tensor
+
+from structured_voronoi.contracts import Chains, tune
+from structured_voronoi.errors import NoBoundError, NoStartError, SamplingError
+from structured_voronoi.lookahead.kept import is_kept, kept_lookahead
+from structured_voronoi.lookahead.lookahead import Lookahead
+from structured_voronoi.problem.drawing import log_bound
+from structured_voronoi.problem.problem import Problem
+from structured_voronoi.run.presets import Scale, text_sampler, total_steps
+from structured_voronoi.run.probability import effective_share
+from structured_voronoi.samplers.guided import Guided
+from structured_voronoi.samplers.rejection import Rejection
+from structured_voronoi.streams import Rng
+
+LOOKAHEAD_TEXTS, LOOKAHEAD_SEED = 1024, 0
+"""Of the pilot that a lookahead learns from; its seed is not the run's, so that runs with other seeds find it kept."""
+TRAINING_SECONDS = 5.0
+"""Of a lookahead, besides its texts; a rough guess, to see whether rejection would be done sooner."""
+CHECKED, WAVE = 128, 64
+"""Of the pilot: tries of rejection, or draws of a lookahead, and how many of them are drawn and timed at a time."""
+ENOUGH, PART = 4.0, 0.25
+"""Accepted tries that suffice; fewer are waited for as long as tries take this part of fitting a lookahead."""
+PILOT_CHAINS, PILOT_STEPS = 8, 2
+"""Of the pilot of svs+refresh."""
+UNSURE, MOST_CHECKED = 4.0, 512
+"""With fewer effective texts a check of a lookahead says little: more are drawn, and svs+refresh is tried, too."""
+LEFTOVER = 0.01
+"""The share of guided texts that may still depend on their start."""
+LEAST_CHOICES, MOST_CHOICES = 3, 100
+"""How often a guided text is chosen: at the start, in a step of warm-up and in the last step, or more often."""
+
+
+class Draws(NamedTuple):
+    """Texts of a pilot, of the model or of a lookahead."""
+
+    log_weight: Float[ndarray, " text"]
+    """log of W or of p W / q: the mean of either is E_p[W], the share of tries that rejection accepts."""
+    seconds: float
+    """Of one text, in the fastest wave: other programs disturbed that least."""
+
+    def joined(self, other: Draws) -> Draws:
+        return Draws(np.concatenate([self.log_weight, other.log_weight]), min(self.seconds, other.seconds))
+
+    @property
+    def texts(self) -> int:
+        return len(self.log_weight)
+
+    @property
+    def mean(self) -> float:
+        return float(np.exp(self.log_weight).mean())
+
+    @property
+    def share(self) -> float:
+        return effective_share(self.log_weight)
+
+    @property
+    def effective(self) -> float:
+        return self.share * self.texts
+
+
+class Guide(NamedTuple):
+    """A lookahead, the seconds that fitting or loading it took, and draws by which it is judged."""
+
+    lookahead: Lookahead
+    fitting: float
+    draws: Draws
+
+
+class Offer(NamedTuple):
+    """The seconds of a text by some sampler, infinite where it cannot draw any, and what they come from."""
+
+    seconds: float
+    note: str
+
+    def __str__(self) -> str:
+        return f"{f'{self.seconds:.2g} s' if self.seconds < math.inf else 'not possible'} ({self.note})"
+
+
+class Choice(NamedTuple):
+    """A sampler's name, one sentence that says why, and the lookahead that was fitted on the way, if any."""
+
+    name: str
+    reason: str
+    guide: Guide | None = None
+
+
+def choose_sampler(
+    problem: Problem, count: int, scale: Scale, warmup: int | None, thin: int, seed: int, progress: bool
+) -> Choice:
+    """The sampler that will have drawn ``count`` texts soonest; an error where none can draw any."""
+    if not problem.is_autoregressive or problem.temperature != 1.0:
+        return Choice("svs", "svs, because the tokens of this target cannot be redrawn")
+    if problem.normalised:
+        return Choice("ancestral", "ancestral, because nothing weighs on the language model's own draws")
+    try:
+        log_bound(problem)
+        kept = is_kept(problem, LOOKAHEAD_TEXTS, LOOKAHEAD_SEED)
+        tries = _draw_tries(problem, seed, may_fit=not kept)
+    except NoBoundError as error:
+        return Choice("svs+refresh", f"svs+refresh, because {_cause(error)}")
+
+    fitting = _fitting_seconds(tries)
+    saved = tries.seconds * (_over(1, tries.mean) - math.prod(guided_moves(1.0)))  # by the best of lookaheads
+    if not kept and count * saved <= fitting:
+        cost = f"{tries.seconds / tries.mean:.2g} s a text, {tries.mean:.2g} of tries accepted"
+        return Choice("rejection", f"rejection ({cost}), because fitting a lookahead would take about {fitting:.0f} s")
+
+    guide, offers = None, {}
+    try:
+        guide = _make_guide(problem, seed, progress)
+        offers["guided"] = _offer_of_guided(guide, warmup, thin, kept)
+    except SamplingError as error:
+        offers["guided"] = Offer(math.inf, _cause(error))
+    accepted = max([tries, guide.draws] if guide else [tries], key=lambda draws: draws.effective).mean
+    said = f"{accepted:.2g} of tries accepted" if accepted else f"none of {tries.texts} tries accepted"
+    offers["rejection"] = Offer(_over(tries.seconds, accepted), said)
+    if guide is None or guide.draws.effective < UNSURE:
+        steps = total_steps(warmup, thin)
+        offers["svs+refresh"] = _offer_of_svs(problem, min(count, PILOT_CHAINS), steps, seed, scale)
+
+    compared = ", ".join(f"{name} {offer}" for name, offer in offers.items())
+    name = min(offers, key=lambda name: offers[name].seconds)
+    if math.isinf(offers[name].seconds):
+        raise NoStartError(
+            f"no sampler found a text that fits: {compared}; loosen the control, lengthen the text, or give a prompt "
+            "that leads there"
+        )
+    return Choice(name, f"{name}, by seconds a text in a pilot: {compared}", guide)
+
+
+def _offer_of_guided(guide: Guide, warmup: int | None, thin: int, kept: bool) -> Offer:
+    tries, choices = guided_moves(guide.draws.share)
+    spent = "its lookahead was kept" if kept else f"its lookahead took {guide.fitting:.1f} s and is kept"
+    said = f"effective share {guide.draws.share:.2g}; {spent}"
+    steps = total_steps(warmup, thin, choices - 2)
+    return Offer(guide.draws.seconds * tries * (steps + 1) if guide.draws.share else math.inf, said)
+
+
+def _offer_of_svs(problem: Problem, chains: int, steps: int, seed: int, scale: Scale) -> Offer:
+    """Of svs+refresh, by a few steps; none where no chain can be started."""
+    sampler = text_sampler("svs+refresh", scale, problem.embeddings.shape[1])
+    try:
+        running = Chains(tune(sampler, problem, seed), problem, Rng(seed, chains, "choice", problem.device))
+    except NoStartError:
+        return Offer(math.inf, "no start found")
+    began = perf_counter()
+    taken = len(list(islice(running, PILOT_STEPS)))
+    return Offer(steps * (perf_counter() - began) / taken / chains, f"{steps} steps")
+
+
+def guided_moves(share: float) -> tuple[int, int]:
+    """Among how many texts a guided chain chooses, K, and how often it does so, t, its start included.
+
+    With the effective share s, texts of the target weigh E_π[w] = Z / s on average, and K - 1 proposals weigh (K - 1) Z
+    together. So a chain keeps its text with probability of about 1 / (1 + s (K - 1)), and after t choices the share
+    (1 + s (K - 1))^-t of chains still depends on the start. For every t there is a least K that brings this to 1 %,
+    1 + (100^(1/t) - 1) / s; taken is the t at which a text costs the fewest evaluations, K t. At s = 1 these are 15;
+    for a small s they come to ln(100) / s with K near √(2 / s), where weighted texts worth one draw cost 1 / s.
+    """
+    share = max(share, 1 / MOST_CHECKED)  # the least that a check can find
+
+    def tries(choices: int) -> int:
+        growth: float = LEFTOVER ** (-1 / choices)
+        return 1 + math.ceil((growth - 1) / share)
+
+    choices = min(range(LEAST_CHOICES, MOST_CHOICES + 1), key=lambda choices: tries(choices) * choices)
+    return tries(choices), choices
+
+
+class GuidedPlan(NamedTuple):
+    """Settings, steps of each chain, and how far texts will depend on their start."""
+
+    sampler: Guided
+    steps: int
+    mixing: str
+
+
+def plan_guided(
+    problem: Problem, guide: Guide | None, warmup: int | None, thin: int, seed: int, progress: bool
+) -> GuidedPlan:
+    """Guided sampling with as many tries and steps as its lookahead needs; one is made if none is given."""
+    guide = guide or _make_guide(problem, seed, progress)
+    share = guide.draws.share
+    tries, choices = guided_moves(share)
+    steps = total_steps(warmup, thin, choices - 2)
+    leftover = (1 + share * (tries - 1)) ** -(steps + 1)
+    mixing = f"each chosen {steps + 1} times among {tries}: about {leftover:.1g} of them depend on their start"
+    return GuidedPlan(Guided(guide.lookahead, tries), steps, mixing)
+
+
+def _make_guide(problem: Problem, seed: int, progress: bool) -> Guide:
+    """The lookahead of the cache, or a new one that is put there, and draws of it."""
+    bound, began = log_bound(problem), perf_counter()
+    lookahead = kept_lookahead(problem, LOOKAHEAD_TEXTS, LOOKAHEAD_SEED, progress)
+    fitting = perf_counter() - began
+
+    def weigh(rng: Rng) -> Tensor:
+        blank = problem.allowed_tokens[:1].expand(len(rng), problem.length).clone()
+        return lookahead.propose(problem, blank, 0, rng.uniform(problem.length)).log_weight - bound
+
+    draws = _draw_in_waves(problem, weigh, range(CHECKED), seed)
+    if draws.effective < UNSURE:
+        draws = draws.joined(_draw_in_waves(problem, weigh, range(CHECKED, MOST_CHECKED), seed))
+    return Guide(lookahead, fitting, draws)
+
+
+def _draw_tries(problem: Problem, seed: int, may_fit: bool) -> Draws:
+    """Tries of rejection: more and more, if a lookahead may have to be fitted, until enough of them are accepted."""
+
+    def weigh(rng: Rng) -> Tensor:
+        return Rejection().tries(problem, rng, torch.zeros_like(rng.chains)).log_chance
+
+    tries = _draw_in_waves(problem, weigh, range(CHECKED), seed)
+    while (
+        may_fit and tries.mean * tries.texts < ENOUGH and tries.texts * tries.seconds < PART * _fitting_seconds(tries)
+    ):
+        more = _draw_in_waves(problem, weigh, range(tries.texts, 2 * tries.texts), seed)
+        tries = tries.joined(more)
+    return tries
+
+
+def _fitting_seconds(tries: Draws) -> float:
+    """Of a lookahead, guessed from the speed of tries."""
+    return tries.seconds * LOOKAHEAD_TEXTS + TRAINING_SECONDS
+
+
+def _draw_in_waves(problem: Problem, weigh: Callable[[Rng], Tensor], numbers: range, seed: int) -> Draws:
+    parts, seconds = [], math.inf
+    for begin in numbers[::WAVE]:
+        rng, began = Rng(seed, range(begin, begin + WAVE), "choice", problem.device), perf_counter()
+        log_weight = weigh(rng).cpu().double()
+        seconds = min(seconds, (perf_counter() - began) / WAVE)
+        parts.append(torch.where(log_weight.isfinite(), log_weight, -math.inf).numpy())
+    return Draws(np.concatenate(parts), seconds)
+
+
+def _over(cost: float, share: float) -> float:
+    return cost / share if share > 0 else math.inf
+
+
+def _cause(error: SamplingError) -> str:
+    """What an error says before its remedy."""
+    return str(error).split(";")[0]

@@ -1,0 +1,229 @@
+"""`auto`: which sampler it takes for which control, why, and from what; and probabilities beside plain Monte Carlo."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import structured_voronoi as sv
+from structured_voronoi.contracts import Chains
+from structured_voronoi.lookahead.lookahead import Lookahead
+from structured_voronoi.metrics.divergence import pooled_chi_square
+from structured_voronoi.problem import drawing
+from structured_voronoi.run import choice
+from structured_voronoi.run.choice import guided_moves
+from structured_voronoi.run.presets import plan_texts
+from structured_voronoi.run.probability import effective_share, summarise_weights
+from structured_voronoi.streams import Rng
+
+Predicate = sv.controls.Predicate
+SEED, LEVEL = 3, 1e-4
+
+
+@pytest.fixture(autouse=True)
+def small_pilots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of its own, and lookaheads from few texts that are fitted whenever they can be of use."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(choice, "LOOKAHEAD_TEXTS", 128)
+    monkeypatch.setattr(choice, "TRAINING_SECONDS", 0.0)
+
+
+def under(*controls: Any, length: int = 12) -> sv.Controlled:
+    return sv.Controlled(sv.LanguageModel.load("bundled", length=length), dict.fromkeys(controls, 1.0))
+
+
+def rare() -> sv.Controlled:
+    return under(Predicate.keyword("excellent"), length=8)
+
+
+def refuse_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fit(*arguments: Any, **settings: Any) -> Lookahead:
+        raise AssertionError("a lookahead is fitted")
+
+    monkeypatch.setattr(Lookahead, "fit", fit)
+
+
+def test_frequent_controls_are_left_to_rejection_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_fits(monkeypatch)
+    plan = plan_texts(under(Predicate.keyword("the")), count=4)
+    assert (plan.name, plan.steps) == ("rejection", 1)
+    found = re.fullmatch(
+        r"rejection \((.+) s a text, (.+) of tries accepted\), because fitting .+ s", plan.reason or ""
+    )
+    assert found
+    assert 0.2 < float(found[2]) <= 1
+
+
+def test_without_controls_texts_are_ancestral() -> None:
+    plan = plan_texts(sv.LanguageModel.load("bundled", length=4))
+    assert (plan.name, plan.steps, plan.starts_at_truth) == ("ancestral", 1, True)
+
+
+def test_few_texts_are_not_worth_a_lookahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One text in a few hundred is soon found twice; a thousand texts are another matter."""
+    monkeypatch.setattr(choice, "TRAINING_SECONDS", 30.0)
+    refuse_fits(monkeypatch)
+    assert plan_texts(rare(), count=2).name == "rejection"
+    with pytest.raises(AssertionError, match="a lookahead is fitted"):
+        plan_texts(rare(), count=10_000)
+
+
+def test_rare_controls_are_guided_by_a_lookahead_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_texts(rare(), count=1000)
+    assert plan.name == "guided", plan.reason
+    numbers = r"guided [\d.e+-]+ s \(effective share [\d.]+; its lookahead took [\d.]+ s and is kept\)"
+    assert re.search(
+        rf"by seconds a text in a pilot: {numbers}, rejection [\d.e+]+ s \(.+ accepted\)", plan.reason or ""
+    )
+    assert isinstance(plan.sampler, sv.Guided)
+    assert plan.sampler.lookahead is not None
+    said = f"each chosen {plan.steps + 1} times among {plan.sampler.tries}: about 0.0"
+    assert (plan.mixing or "").startswith(said)
+    refuse_fits(monkeypatch)
+    for seed, count in ((0, 1), (1, 1000)):  # one that is kept costs nothing, whatever the seed
+        again = plan_texts(rare(), count=count, seed=seed)
+        assert again.name == "guided", again.reason
+        assert "its lookahead was kept" in (again.reason or "")
+    assert plan_texts(rare(), "guided").name == "guided"
+    assert plan_texts(rare(), "guided", warmup=7, thin=2).steps == 9
+
+
+def test_all_three_are_measured_where_the_lookahead_is_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "UNSURE", math.inf)
+    plan = plan_texts(under(Predicate.keyword("river"), length=8), count=100_000, warmup=2)
+    numbers = re.findall(r"(\S+) ([\d.e+-]+) s \(", plan.reason or "")
+    assert [name for name, _ in numbers] == ["guided", "rejection", "svs+refresh"]
+    assert plan.name == min(numbers, key=lambda pair: float(pair[1]))[0]
+    assert "(3 steps)" in (plan.reason or "")
+
+
+class Second:
+    """A control of one's own: the second token is a certain one, or else the score is low."""
+
+    name = "second"
+
+    def __init__(self, bound: float) -> None:
+        self.bound = bound
+
+    def log_prob(self, tokens: Tensor, texts: list[str]) -> Tensor:
+        return torch.where(tokens[:, 1] == 310, 1.0, -1.0)
+
+
+@pytest.mark.parametrize(("bound", "said"), [(math.inf, "has the bound inf"), (-2.0, "above its bound of -2")])
+def test_scores_without_a_bound_leave_chains(bound: float, said: str) -> None:
+    """And they have no probability."""
+    target = under(Second(bound), length=3)
+    plan = plan_texts(target)
+    assert (plan.name, plan.steps) == ("svs+refresh", 101)
+    assert said in (plan.reason or "")
+    with pytest.raises(sv.SamplingError, match=rf"{said}.*; a probability needs a `bound`, too: declare one"):
+        sv.probability(target, texts=64, progress=False)
+
+
+def test_targets_without_redraws_are_left_to_svs() -> None:
+    plan = plan_texts(sv.verify.random_target(0))
+    assert (plan.name, plan.reason) == ("svs", "svs, because the tokens of this target cannot be redrawn")
+
+
+def test_what_nothing_satisfies_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawing, "RELAXED_TRIES", 20)
+    said = r"no sampler found .*guided not possible \(never was satisfied by none of 128.*no start found\); loosen"
+    with pytest.raises(sv.SamplingError, match=said):
+        plan_texts(under(Predicate(lambda text: False, "never"), length=3))
+
+
+def test_what_a_pilot_never_saw_may_still_have_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tries find nothing and the lookahead refuses, but chains have a start."""
+    from structured_voronoi.run.choice import Draws
+
+    def fit(*arguments: Any, **settings: Any) -> Lookahead:
+        raise sv.SamplingError("nothing can be learnt; do something else")
+
+    monkeypatch.setattr(Lookahead, "fit", fit)
+    monkeypatch.setattr(choice, "_draw_tries", lambda *_, **__: Draws(np.full(64, -math.inf), 1e-3))
+    plan = plan_texts(under(Predicate.keyword("the"), length=6), warmup=1)
+    assert plan.name == "svs+refresh"
+    assert "guided not possible (nothing can be learnt)" in (plan.reason or "")
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.1, 0.02, 1 / 512])
+def test_guided_moves_are_the_cheapest_that_leave_one_per_cent(share: float) -> None:
+    def leftover(tries: int, choices: int) -> float:
+        return (1 + share * (tries - 1)) ** -choices
+
+    tries, choices = guided_moves(share)
+    assert leftover(tries, choices) <= 0.01 + 1e-9
+    cheaper = [
+        (k, t)
+        for t in range(choice.LEAST_CHOICES, choice.MOST_CHOICES + 1)
+        for k in range(2, (tries * choices - 1) // t + 1)
+    ]
+    assert all(leftover(k, t) > 0.01 for k, t in cheaper)
+    assert 4.6 / share < tries * choices <= 15 / share
+    assert guided_moves(0.0) == guided_moves(1 / 512)
+
+
+def test_texts_of_a_guided_plan_follow_the_target() -> None:
+    """Three tokens out of five, listed; with the tries and the steps that the pilot derives."""
+    loaded = sv.LanguageModel.load("bundled")
+    words = [loaded.tokenizer.encode(word)[0] for word in (" cheap", " pub", " restaurant", " place", " and")]
+    model = sv.LanguageModel.load("bundled", length=3, prompt="Near the", allowed=words)
+    target = sv.Controlled(model, {Predicate(lambda text: 0.05 + 0.95 * (text.count("pub") == 2), "two pubs"): 1.0})
+    plan = plan_texts(target, "guided")
+    chains = Chains(plan.sampler, target, Rng(SEED, 500))
+    for _ in range(plan.steps):
+        next(chains)
+    states = torch.cartesian_prod(*[torch.tensor(words)] * 3)
+    found = (chains.state.tokens[:, None] == states).all(-1).sum(0)
+    assert pooled_chi_square(found.numpy(), target.log_prob(states).double().softmax(0).numpy()) >= LEVEL
+
+
+def test_plain_monte_carlo_stands_beside_the_probability(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = under(Predicate.keyword("pub"), length=8)
+    found = sv.probability(target, texts=256, progress=False, keep=True, monte_carlo=True)
+    assert (found.evaluations, found.pilot) == (256, 256)
+    assert found.monte_carlo is not None
+    mean, low, high = found.monte_carlo
+    assert max(low, found.low) <= min(high, found.high)
+    hits = round(mean * 512)
+    assert f"with as many texts (512): {mean:.3g}" in found.comparison
+    assert f"from {hits} texts that fit" in found.comparison
+    refuse_fits(monkeypatch)
+    again = sv.probability(target, texts=256, progress=False, keep=True)
+    assert (again.value, again.monte_carlo) == (found.value, None)
+    error = math.sqrt((1 - again.value) / again.value / 512)
+    assert (
+        f"about {512 * again.value:.2g} that fit and have a relative standard error of {error:.2g}" in again.comparison
+    )
+    assert "computed, not drawn" in again.comparison
+
+
+def test_equal_weights_have_no_tail() -> None:
+    """One text was drawn again and again, others a few times."""
+    repeated = np.concatenate([np.zeros(300), np.linspace(-5, -1, 100)])
+    assert summarise_weights(repeated).pareto_k <= 0
+
+
+def test_probabilities_below_all_floating_point_numbers() -> None:
+    """Their logarithm is known, and they are written as powers of ten."""
+    weights = np.log(10) * (-400 + np.random.default_rng(0).normal(0, 0.1, 400))
+    found = summarise_weights(weights)
+    assert found.value == 0
+    assert found.trusted
+    assert found.log10_value == pytest.approx(-400, abs=0.05)
+    assert re.fullmatch(r"10\^-(400|399)\.\d\d \(95 %: 10\^-\S+ – 10\^-\S+\)", str(found))
+    assert "400 texts" not in found.verdict
+    assert "to be trusted" in found.verdict
+    assert "see about 0 that fit" in found.comparison
+    same = summarise_weights(weights + 390 * np.log(10))
+    assert same.value == pytest.approx(1e-10, rel=0.1)
+    assert same.relative_error == pytest.approx(found.relative_error)
+    assert same.low < same.value < same.high
+    assert effective_share(weights) == pytest.approx(same.effective_share)
