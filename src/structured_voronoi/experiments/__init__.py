@@ -55,6 +55,12 @@ EXPERIMENTS = {
         takes_data=True,
         data_file="trainset.csv",
     ),
+    "rare": Experiment(
+        "control.rare",
+        "controls met by one text in ten to one in ten million: what a text costs by every method, and a race",
+        takes_data=True,
+        data_file="trainset.csv",
+    ),
     "faithfulness": Experiment(
         "exactness.faithfulness", "SVS and its broken twins against enumerated truth; energy error and round trips"
     ),
