@@ -64,7 +64,7 @@ def _energy_z(counts: Int[ndarray, " state"], truth: Float[ndarray, " state"]) -
     energy = -np.log(np.maximum(truth, np.finfo(truth.dtype).tiny))
     mean = float(truth @ energy)
     error = float(np.sqrt(truth @ (energy - mean) ** 2 / max(1, counts.sum())))
-    return (float(counts @ energy) / max(1, counts.sum()) - mean) / error if error else 0.0
+    return (float(counts @ energy) / max(1, int(counts.sum())) - mean) / error if error else 0.0
 
 
 def _count_states(support: Tensor, tokens: Tensor) -> tuple[Int[ndarray, " state"], int]:
