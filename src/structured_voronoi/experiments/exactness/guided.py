@@ -59,7 +59,7 @@ def lookaheads(target: Target, seed: int) -> dict[str, Lookahead]:
 def guided_samplers(target: Target, seed: int) -> dict[str, Sampler]:
     """Those named above, for one target."""
     known = lookaheads(target, seed)
-    trained, chance, adverse = known.values()
+    trained, chance = known["trained"], known["random"]
     blind = BlindLookahead(trained.heads, trained.delta, trained.identity, never=NEVER)
     return {
         **{f"guided, {kind}": Guided(lookahead, TRIES) for kind, lookahead in known.items()},
