@@ -64,6 +64,8 @@ class Autoregressive(Target, Protocol):
     * ``log_bound``, a number: log_prob never exceeds that sum by more; rejection needs it;
     * ``log_factors(tokens) -> {name: (chains,)}``: the terms that log_prob has besides, each minus its bound; a
       lookahead learns them one by one, and ``patterns``, {name: Pattern}, are those that it can compile instead;
+    * ``prefix_factor(name, tokens) -> (chains,)``: such a term of texts that end after these tokens, for the names in
+      ``readable``; NaN where it cannot be told;
     * ``why_above_bound(tokens) -> str``: what exceeds the bound, for the error when something does;
     * ``temperature``, if not 1: redraws are refused, as the conditionals of p^(1/T) are not those of p.
     """
@@ -89,6 +91,8 @@ TARGET_ABILITIES = {
     "log_bound": "value",
     "log_factors": "method",
     "patterns": "value",
+    "prefix_factor": "method",
+    "readable": "value",
     "why_above_bound": "method",
     "temperature": "value",
 }
@@ -123,7 +127,8 @@ class Control(Protocol):
     * ``log_prob_and_guide(tokens, texts)``: the same without a backward pass through the language model;
     * ``bind(model) -> Control``: the control made ready for a language model, or an error if it does not fit;
     * ``bound``, a number: scores never exceed it, so that rejection is possible; 0 if absent;
-    * ``pattern``, a Pattern: texts that match it score 0, others -inf; a lookahead compiles it.
+    * ``pattern``, a Pattern: texts that match it score 0, others -inf; a lookahead compiles it;
+    * ``reads_prefixes``, True where a lookahead may ask it about every prefix of a text, as that costs little.
     """
 
     @property
@@ -139,6 +144,7 @@ CONTROL_ABILITIES = {
     "bind": "method",
     "bound": "value",
     "pattern": "value",
+    "reads_prefixes": "value",
 }
 
 

@@ -22,10 +22,11 @@ from structured_voronoi.contracts import Pattern
 from structured_voronoi.controls.parsing import parse_control
 from structured_voronoi.experiments.exactness.guided import lookaheads
 from structured_voronoi.expressions import CannotCompile, CharacterAutomaton
-from structured_voronoi.lookahead.fitting import draw_pilot, share_of
+from structured_voronoi.lookahead.fitting import draw_pilot
 from structured_voronoi.lookahead.heads import PatternHead
 from structured_voronoi.lookahead.lookahead import Lookahead, untrained
 from structured_voronoi.lookahead.patterns import compile_pattern
+from structured_voronoi.lookahead.rounds import share_of
 from structured_voronoi.lookahead.vocabulary import TokenAutomaton, token_bytes
 from structured_voronoi.problem.problem import bind
 from structured_voronoi.run.probability import summarise_weights

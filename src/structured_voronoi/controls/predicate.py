@@ -39,6 +39,8 @@ class Predicate:
     bound: float = math.nan
     pattern: Pattern | None = None
     """What the function looks for, if that is a regular expression: a lookahead compiles it."""
+    reads_prefixes: bool = True
+    """May a lookahead ask about every prefix of a text? Say False of a slow function."""
 
     def __post_init__(self) -> None:
         if not callable(self.function):
@@ -128,7 +130,13 @@ class Predicate:
         if self.kind == "log_score":
             raise SamplingError(f"{self.name} gives log-scores, which have no opposite; negate the function itself")
         pattern = None if self.pattern is None else replace(self.pattern, negated=not self.pattern.negated)
-        return Predicate(lambda text: 1.0 - self._answer(text), f"not {self.name}", "probability", pattern=pattern)
+        return Predicate(
+            lambda text: 1.0 - self._answer(text),
+            f"not {self.name}",
+            "probability",
+            pattern=pattern,
+            reads_prefixes=self.reads_prefixes,
+        )
 
     def log_prob(self, tokens: Int[Tensor, "chain n"], texts: list[str]) -> Float[Tensor, " chain"]:
         return torch.tensor([self._score(text) for text in texts], dtype=torch.float64, device=tokens.device)

@@ -22,6 +22,7 @@ from structured_voronoi.lookahead.lookahead import (
     log_factors,
     untrained,
 )
+from structured_voronoi.lookahead.rounds import perplexity_share, refine_in_rounds
 from structured_voronoi.problem.drawing import redraw_by
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.progress import Tick, progress_bar
@@ -29,10 +30,10 @@ from structured_voronoi.streams import Rng, block_rows, in_blocks, inverse_cdf, 
 
 STEPS, BATCH, LEARNING_RATE, WEIGHT_DECAY = 600, 64, 6e-4, 0.1
 """Of the training of a head; a batch is so many texts, with all their prefixes."""
-CHECKED = 128
-"""Texts drawn to judge a lookahead by their effective share."""
+CHECKED, FINALISTS = 128, 3
+"""Texts drawn to judge every lookahead by their effective share; of the best, four times as many."""
 DELTAS = (1e-3, 0.1, 1.0)
-"""Shares of the plain model that are tried where something is learnt from scores alone."""
+"""Shares of the plain model that are tried."""
 LEAST_LABEL = 1e-12
 PILOT_ROWS = 256
 """Texts of the pilot that are drawn at a time, so that progress is seen."""
@@ -47,24 +48,37 @@ class Pilot(NamedTuple):
 
 
 def fit_lookahead(problem: Problem, texts: int, seed: int, progress: bool) -> Lookahead:
-    """Heads of every size, trained on one pilot; the size and δ are those whose draws have the best effective share."""
+    """Heads of every size, trained on one pilot; the size and δ are those whose draws have the best effective share.
+
+    Then it is refined in rounds of its own draws, as long as that share rises.
+    """
     check_count(texts=texts)
     names = factor_names(problem)
     blank = untrained(problem, dict.fromkeys(names, SIZES[0]), DELTAS[0])
-    with progress_bar(texts + len(SIZES) * CHECKED, progress, "lookahead") as tick:
+    sizes = [size for size in SIZES if size != "prefix" or any(head.is_readable for head in blank.heads.values())]
+    with progress_bar(texts * 3, progress, "lookahead") as tick:
         pilot = draw_pilot(problem, blank, texts, seed, tick)
         _refuse_hopeless(blank, pilot)
-        trained = {}
-        for size in SIZES:
-            trained[size] = _train(problem, dict.fromkeys(names, size), pilot, seed)
-            tick(f"heads on {size}", CHECKED)
-    learns_scores = any(not isinstance(head, PatternHead) for head in blank.heads.values())
-    candidates = [
-        Lookahead(lookahead.heads, delta, lookahead.identity)
-        for lookahead in trained.values()
-        for delta in (DELTAS if learns_scores else DELTAS[:1])
-    ]
-    return max(candidates, key=lambda lookahead: effective_share(problem, lookahead, CHECKED, seed))
+        candidates = []
+        for size in sizes:
+            trained = _train(problem, _sizes_of(blank, size), pilot, seed)
+            candidates += [Lookahead(trained.heads, delta, trained.identity) for delta in DELTAS]
+            tick(f"heads on {size}", texts // len(sizes))
+        candidates.sort(key=lambda one: _judge(problem, one, CHECKED, seed), reverse=True)
+        best = max(candidates[:FINALISTS], key=lambda one: _judge(problem, one, 4 * CHECKED, seed))
+        return refine_in_rounds(problem, best, texts // 2, seed, tick)
+
+
+def _judge(problem: Problem, lookahead: Lookahead, texts: int, seed: int) -> float:
+    """How much draws of its own are worth, from 0 to 1."""
+    levels = Rng(seed, texts, "lookahead check", problem.device).uniform(problem.length)
+    blank = problem.allowed_tokens[:1].expand(levels.shape).clone()
+    return perplexity_share(lookahead.propose(problem, blank, 0, levels).log_weight)
+
+
+def _sizes_of(blank: Lookahead, size: Size) -> dict[str, Size]:
+    """The size for every head that can have it."""
+    return {name: "token" if size == "prefix" and not head.is_readable else size for name, head in blank.heads.items()}
 
 
 def draw_pilot(problem: Problem, lookahead: Lookahead, texts: int, seed: int, tick: Tick | None = None) -> Pilot:
@@ -128,11 +142,19 @@ def _train(problem: Problem, sizes: dict[str, Size], pilot: Pilot, seed: int) ->
     lookahead = untrained(problem, sizes, DELTAS[0])
     for name, head in lookahead.heads.items():
         if head.reader.outputs:
-            _train_head(head, pilot.hidden, pilot.tokens, pilot.labels[name], seed)
+            _train_head(head, _features(head, pilot), pilot.tokens, pilot.labels[name], seed)
     return lookahead
 
 
-def _train_head(head: Head, hidden: Tensor, tokens: Tensor, labels: Tensor, seed: int) -> None:
+def _features(head: Head, pilot: Pilot) -> Float[Tensor, "text n d"]:
+    """What a head reads at every position of the pilot's texts."""
+    if head.reader.size != "prefix":
+        return pilot.hidden
+    positions = range(pilot.tokens.shape[1])
+    return torch.stack([head.features(pilot.tokens[:, :n], pilot.hidden[:, n]) for n in positions], dim=1)
+
+
+def _train_head(head: Head, features: Tensor, tokens: Tensor, labels: Tensor, seed: int) -> None:
     """Soft binary cross-entropy, each output's divided by its mean label, else rare ones are ignored."""
     texts, length, _ = labels.shape
     mean = labels.mean(0).clamp(min=LEAST_LABEL, max=1 - 1e-6)
@@ -144,11 +166,11 @@ def _train_head(head: Head, hidden: Tensor, tokens: Tensor, labels: Tensor, seed
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, STEPS)
     generator = torch.Generator().manual_seed(seed)
     position = torch.arange(length, device=tokens.device).expand(BATCH, -1).flatten()
-    scale = hidden.shape[-1] ** -0.5
+    scale = features.shape[-1] ** -0.5
     with torch.enable_grad():
         for _ in range(STEPS):
             rows = torch.randint(texts, (BATCH,), generator=generator).to(tokens.device)
-            logits = head.reader.at_token(hidden[rows].flatten(0, 1), position, tokens[rows].flatten())
+            logits = head.reader.at_token(features[rows].flatten(0, 1), position, tokens[rows].flatten())
             loss = nn.functional.binary_cross_entropy_with_logits(logits, labels[rows].flatten(0, 1), reduction="none")
             loss = (loss * weight).mean() * scale
             optimiser.zero_grad(set_to_none=True)
@@ -157,18 +179,3 @@ def _train_head(head: Head, hidden: Tensor, tokens: Tensor, labels: Tensor, seed
             optimiser.step()
             schedule.step()
     head.requires_grad_(False)
-
-
-def effective_share(problem: Problem, lookahead: Lookahead, texts: int, seed: int) -> float:
-    """(Σw)² / (n Σw²) of draws of its own; 0 where no draw has a weight."""
-    levels = Rng(seed, texts, "lookahead check", problem.device).uniform(problem.length)
-    blank = problem.allowed_tokens[:1].expand(levels.shape).clone()
-    return share_of(lookahead.propose(problem, blank, 0, levels).log_weight)
-
-
-def share_of(log_weight: Float[Tensor, " text"]) -> float:
-    """The effective share of weights that are known but for a constant."""
-    if not log_weight.isfinite().any():
-        return 0.0
-    weight = (log_weight - log_weight.max()).exp()
-    return float(weight.sum() ** 2 / (len(weight) * (weight**2).sum()))

@@ -1,11 +1,13 @@
 """Heads: what a prefix and its next token will come to, as a number from 0 to 1 for every token of the vocabulary.
 
 Both kinds read the hidden state that predicts the token, the position, and the token by a few coordinates of its
-embedding, so that tokens which no example held are judged by their like.
+embedding, so that tokens which no example held are judged by their like. A learnt one may also read what its control
+says of the text so far.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -14,10 +16,12 @@ from torch import Tensor, nn
 
 from structured_voronoi.lookahead.vocabulary import TokenAutomaton
 
-Size = Literal["position", "hidden", "token"]
-"""What a head looks at: the position alone, the hidden state too, the next token too."""
-SIZES: tuple[Size, ...] = ("position", "hidden", "token")
-RANK = 32
+Size = Literal["position", "hidden", "token", "prefix"]
+"""What a head looks at: the position alone, the hidden state too, the next token too, its control's reading too."""
+SIZES: tuple[Size, ...] = ("position", "hidden", "token", "prefix")
+Read = Callable[[Int[Tensor, "row n"]], Float[Tensor, " row"]]
+"""Prefixes of texts -> what a control says of them."""
+RANK = 64
 """Coordinates of a token."""
 
 
@@ -71,6 +75,8 @@ class Reader(nn.Module):
 class PatternHead(nn.Module):
     """Of a compiled pattern: exactly 1 where it is met, 0 where it no longer can be, learnt in between."""
 
+    is_readable = False
+
     def __init__(self, automaton: TokenAutomaton, reader: Reader) -> None:
         super().__init__()
         self.automaton, self.reader = automaton, reader
@@ -85,51 +91,78 @@ class PatternHead(nn.Module):
     def advance(self, state: Int[Tensor, " row"], token: Int[Tensor, " row"]) -> Int[Tensor, " row"]:
         return self.automaton.next[state, token].long()
 
+    def output_after(self, state: Int[Tensor, " row"]) -> Int[Tensor, " row"]:
+        """Which output of the reader tells what a state will come to; -1 where that is settled."""
+        return self.output_of[state]
+
+    def features(self, state: Int[Tensor, " row"], hidden: Float[Tensor, "row d"]) -> Float[Tensor, "row d"]:
+        return hidden
+
     def value(
-        self, state: Int[Tensor, " row"], hidden: Float[Tensor, "row d"], n: int, length: int
+        self, state: Int[Tensor, " row"], features: Float[Tensor, "row d"], n: int, length: int
     ) -> Float[Tensor, "row token"]:
         """ψ of every next token at position ``n``."""
         following = self.automaton.next[state].long()
         output = self.output_of[following]
-        value = self.automaton.satisfied[following].to(hidden)
-        position = torch.full((len(hidden),), n, device=hidden.device)
+        value = self.automaton.satisfied[following].to(features)
+        position = torch.full((len(features),), n, device=features.device)
         for number in torch.unique(output).tolist():
             if number >= 0:
-                logits = self.reader.at_all_tokens(hidden, position, number)
+                logits = self.reader.at_all_tokens(features, position, number)
                 value = torch.where(output == number, logits.sigmoid(), value)
         return value * self.automaton.reachable[length - n - 1][following]
 
 
 class LearntHead(nn.Module):
-    """Of anything else: learnt from texts that were scored."""
+    """Of anything else: learnt from texts that were scored. Its state is the text so far, which controls may read."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Reader, read: Read | None) -> None:
         super().__init__()
-        self.reader = reader
+        self.reader, self.read = reader, read
 
-    def begin(self, tokens: Int[Tensor, "row n"]) -> Int[Tensor, " row"]:
-        return tokens.new_zeros(len(tokens))
+    @property
+    def is_readable(self) -> bool:
+        """May the control be asked about prefixes?"""
+        return self.read is not None
 
-    def advance(self, state: Int[Tensor, " row"], token: Int[Tensor, " row"]) -> Int[Tensor, " row"]:
-        return state
+    def begin(self, tokens: Int[Tensor, "row n"]) -> Int[Tensor, "row n"]:
+        return tokens
+
+    def advance(self, state: Int[Tensor, "row n"], token: Int[Tensor, " row"]) -> Int[Tensor, "row n"]:
+        return torch.cat([state, token[:, None]], dim=-1)
+
+    def output_after(self, state: Int[Tensor, "row n"]) -> Int[Tensor, " row"]:
+        return state.new_zeros(len(state))
+
+    def features(self, state: Int[Tensor, "row n"], hidden: Float[Tensor, "row d"]) -> Float[Tensor, "row d"]:
+        """The hidden states and, if the reader takes it, what the control says of the text so far."""
+        if self.reader.size != "prefix":
+            return hidden
+        assert self.read is not None
+        return torch.cat([hidden, self.read(state).to(hidden)[:, None]], dim=-1)
 
     def value(
-        self, state: Int[Tensor, " row"], hidden: Float[Tensor, "row d"], n: int, length: int
+        self, state: Int[Tensor, "row n"], features: Float[Tensor, "row d"], n: int, length: int
     ) -> Float[Tensor, "row token"]:
         """ψ of every next token at position ``n``."""
-        position = torch.full((len(hidden),), n, device=hidden.device)
-        return self.reader.at_all_tokens(hidden, position, 0).sigmoid()
+        position = torch.full((len(features),), n, device=features.device)
+        return self.reader.at_all_tokens(features, position, 0).sigmoid()
 
 
 Head = PatternHead | LearntHead
 
 
 def token_coordinates(embeddings: Float[Tensor, "token d"], rank: int = RANK) -> Float[Tensor, "token r"]:
-    """The first principal components of the embeddings, each of variance 1."""
+    """The first principal components of the embeddings, each of variance 1; no token stands out by its length.
+
+    Rare tokens have odd embeddings, and what was learnt from others must not be multiplied by their length.
+    """
     table = embeddings.detach().float()
     table = torch.where(table.isfinite(), table, 0)
     centred = table - table.mean(0)
     covariance = centred.double().T @ centred.double()
     axes: Tensor = torch.linalg.eigh(covariance).eigenvectors.flip(-1)[:, : min(rank, table.shape[1])]
     coordinates: Tensor = centred @ axes.float()
-    return coordinates / coordinates.std(0).clamp(min=1e-6)
+    coordinates = coordinates / coordinates.std(0).clamp(min=1e-6)
+    shrunk: Tensor = coordinates * (rank**0.5 / coordinates.norm(dim=-1, keepdim=True).clamp(min=1e-6)).clamp(max=1)
+    return shrunk

@@ -23,6 +23,7 @@ from structured_voronoi.lookahead.heads import (
     Head,
     LearntHead,
     PatternHead,
+    Read,
     Reader,
     Size,
     token_coordinates,
@@ -34,6 +35,8 @@ from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.streams import BLOCK, in_blocks, inverse_cdf, widened
 
 WEIGHTS, SETTINGS = "lookahead.safetensors", "lookahead.json"
+LEAST_READING = 1e-3
+"""What a control says of a prefix is read as log-odds, up to those of this."""
 REST = "rest"
 """The name of the only factor of a target that does not list its own."""
 
@@ -77,7 +80,7 @@ class Lookahead:
     """The target it was made for."""
 
     @classmethod
-    def fit(cls, target: Target | Problem, texts: int = 1024, seed: int = 0, progress: bool = True) -> Lookahead:
+    def fit(cls, target: Target | Problem, texts: int = 2048, seed: int = 0, progress: bool = True) -> Lookahead:
         """Learn from ``texts`` draws of the model itself."""
         from structured_voronoi.lookahead.fitting import fit_lookahead
 
@@ -87,7 +90,7 @@ class Lookahead:
         self, problem: Problem, tokens: Int[Tensor, "row n"], start: int, levels: Float[Tensor, "row count"]
     ) -> Proposal:
         """The tokens with all positions from ``start`` on drawn anew, each at its level."""
-        rows = self._rows_at_a_time(problem)
+        rows = self.rows_at_a_time(problem)
 
         def propose_block(tokens: Tensor, levels: Tensor) -> tuple[Tensor, ...]:
             return self._propose_block(problem, tokens, start, levels)
@@ -119,10 +122,10 @@ class Lookahead:
         def score_block(tokens: Tensor) -> tuple[Tensor, ...]:
             return self._propose_block(problem, tokens, 0, None)
 
-        rows = self._rows_at_a_time(problem)
+        rows = self.rows_at_a_time(problem)
         return Proposal(*in_blocks(score_block, tokens, rows_at_a_time=rows))
 
-    def _rows_at_a_time(self, problem: Problem) -> int:
+    def rows_at_a_time(self, problem: Problem) -> int:
         """Fewer than are redrawn otherwise: every head has a number for each row and token, too."""
         return max(BLOCK, rows_to_redraw(problem) // (2 + len(self.heads)))
 
@@ -130,11 +133,23 @@ class Lookahead:
         self, problem: Problem, states: dict[str, Tensor], n: int, log_probs: Tensor, hidden: Tensor | None
     ) -> Weighed:
         """What the lookahead makes of every token at position ``n``."""
-        features = hidden_features(problem, hidden, len(log_probs))
-        value = torch.ones_like(log_probs)
-        for name, head in self.heads.items():
-            value = value * head.value(states[name], features, n, problem.length)
-        log_p, value = widened(log_probs).log_softmax(-1), widened(value)
+        values = self.values(problem, states, n, hidden_features(problem, hidden, len(log_probs)))
+        return self.combine(log_probs, list(values.values()))
+
+    def values(
+        self, problem: Problem, states: dict[str, Tensor], n: int, hidden: Float[Tensor, "row d"]
+    ) -> dict[str, Float[Tensor, "row token"]]:
+        """ψ_k of every head for every token at position ``n``."""
+        return {
+            name: head.value(states[name], head.features(states[name], hidden), n, problem.length)
+            for name, head in self.heads.items()
+        }
+
+    def combine(self, log_probs: Float[Tensor, "row token"], values: list[Float[Tensor, "row token"]]) -> Weighed:
+        """The proposal that the model's probabilities and the heads' values make together."""
+        log_p, value = widened(log_probs).log_softmax(-1), widened(torch.ones_like(log_probs))
+        for factor in values:
+            value = value * factor
         expected = (log_p.exp() * value).sum(-1, keepdim=True)
         log_value = torch.where(expected > 0, value + self.delta * expected, 1.0).log()
         log_expected = (log_p + log_value).logsumexp(-1, keepdim=True)
@@ -195,13 +210,29 @@ def untrained(problem: Problem, sizes: dict[str, Size], delta: float, seed: int 
             spelt = token_bytes(problem.tokenizer, len(problem.embeddings)) if spelt is None else spelt
             automaton = token_automaton(problem, name, spelt)
         outputs = 1 if automaton is None else len(automaton.live)
-        reader = Reader(feature_width(problem), problem.length, outputs, coordinates, size).to(problem.device)
-        heads[name] = LearntHead(reader) if automaton is None else PatternHead(automaton, reader)
+        width = feature_width(problem) + (size == "prefix" and automaton is None)
+        reader = Reader(width, problem.length, outputs, coordinates, size).to(problem.device)
+        learnt = LearntHead(reader, prefix_reader(problem, name))
+        heads[name] = learnt if automaton is None else PatternHead(automaton, reader)
     if seed is not None:
         generator = torch.Generator().manual_seed(seed)
         for parameter in nn.ModuleList(heads.values()).parameters():
             parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator).to(parameter)
     return Lookahead(heads, delta, identify(problem))
+
+
+def prefix_reader(problem: Problem, name: str) -> Read | None:
+    """What a control says of unfinished texts, as a number around 0; None where it is not to be asked."""
+    if name not in problem.readable:
+        return None
+
+    def read(tokens: Tensor) -> Tensor:
+        if not tokens.shape[1]:  # not every function can read an empty text
+            return torch.zeros(len(tokens), device=tokens.device)
+        share: Tensor = problem.prefix_factor(name, tokens).exp().clamp(max=1.0)
+        return ((share + LEAST_READING) / (1 - share + LEAST_READING)).log().nan_to_num(0.0) / 2
+
+    return read
 
 
 def token_automaton(problem: Problem, name: str, spelt: list[bytes]) -> TokenAutomaton | None:

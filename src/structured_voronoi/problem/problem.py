@@ -74,6 +74,8 @@ class Problem:
         self.relaxed_target = getattr(target, "relaxed_target", None)
         self.log_factors = getattr(target, "log_factors", None)
         self.patterns: dict[str, Pattern] = getattr(target, "patterns", None) or {}
+        self.prefix_factor: Any = getattr(target, "prefix_factor", None)
+        self.readable: frozenset[str] = frozenset(getattr(target, "readable", None) or ())
         self.why_impossible = getattr(target, "why_impossible", None)
         self.why_above_bound = getattr(target, "why_above_bound", None)
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Self
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -30,6 +31,7 @@ class _Weighted(NamedTuple):
     guide: Steering | None
     gradient: Steering | None
     pattern: Pattern | None
+    reads_prefixes: bool
 
 
 class Controlled:
@@ -113,6 +115,25 @@ class Controlled:
             if weighted.weight and weighted.pattern is not None
         }
 
+    @property
+    def readable(self) -> frozenset[str]:
+        """The names of the controls that may be asked about every prefix of a text."""
+        return frozenset(
+            weighted.control.name for weighted in self._weighted if weighted.weight and weighted.reads_prefixes
+        )
+
+    def prefix_factor(self, name: str, tokens: Int[Tensor, "chain n"]) -> Float[Tensor, " chain"]:
+        """weight (score - bound) of one control for texts that end after these tokens; NaN where it fails on them."""
+        (weighted,) = (weighted for weighted in self._weighted if weighted.control.name == name)
+        control, texts, like = weighted.control, self.texts(tokens), widened(self.embeddings.new_zeros(len(tokens)))
+        try:
+            scores = _check_scores(control, control.log_prob(tokens, texts), like)
+        except Exception:  # a control is made for whole texts: what it cannot read says nothing
+            if len(tokens) == 1:
+                return torch.full_like(like, torch.nan)
+            return torch.cat([self.prefix_factor(name, row) for row in tokens[:, None]])
+        return weighted.weight * (scores - weighted.bound)
+
     def why_above_bound(self, tokens: Int[Tensor, "chain n"]) -> str:
         """Which control gives one of these texts a score above its bound."""
         scores = self.control_log_probs(tokens)
@@ -189,6 +210,7 @@ def _bind_control(control: Control, weight: object, model: LanguageModel) -> _We
         getattr(bound_control, "log_prob_and_guide", None),
         getattr(bound_control, "log_prob_and_grad", None),
         getattr(bound_control, "pattern", None),
+        bool(getattr(bound_control, "reads_prefixes", False)),
     )
 
 

@@ -56,7 +56,7 @@ SPREAD = (100, 1000)
 
 @dataclass(frozen=True)
 class Settings:
-    runs: int = 4096
+    runs: int = 2048
     """Weighted texts of each case, from which the probability and the effective share come."""
     seed: int = 0
     data: str | None = None

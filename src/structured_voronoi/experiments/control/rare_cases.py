@@ -83,15 +83,15 @@ class Budget:
     """What every method may spend on a case."""
 
     length: int = 20
-    pilot: int = 1024
+    pilot: int = 2048
     """Texts that a lookahead learns from."""
-    weighted: int = 4096
+    weighted: int = 2048
     """Guided texts that are weighted: the probability, the effective share and the truth of the energy."""
     tries: int = 2048
     """Of rejection."""
     chains: int = 16
     """Of svs+refresh, and of guided in the race."""
-    chain_seconds: float = 60.0
+    chain_seconds: float = 20.0
     """Of svs+refresh, whose first half counts as warm-up."""
     chain_rate: float = 1e-3
     """Base rate below which svs+refresh is left out."""
@@ -102,7 +102,7 @@ class Budget:
     """The same of genlm-control, and of FUDGE as many texts as these have particles: both are slower."""
     threshold: float = 0.5
     """Effective share below which particles are resampled."""
-    race_seconds: float = 60.0
+    race_seconds: float = 30.0
     """Time of one core that each method has in the race, its pilot included."""
     seed: int = 0
 

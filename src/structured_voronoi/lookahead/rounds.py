@@ -1,0 +1,167 @@
+"""Rounds: a lookahead refined on its own draws, as long as their effective share rises.
+
+Where ψ is right, what it says of a token equals the mean of what it says at the next position, E_p[ψ_{n+1} | prefix],
+and all weights are equal. So each head is drawn towards that mean, and at the end towards the control's own answer. The
+draws are those that count, where the pilot had hardly any; each takes part by a tempered weight, as what matters is
+the target and not the proposal.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from structured_voronoi.lookahead.lookahead import Lookahead, hidden_features, log_factors
+from structured_voronoi.problem.drawing import redraw_by
+from structured_voronoi.problem.problem import Problem
+from structured_voronoi.progress import Tick
+from structured_voronoi.streams import Rng, in_blocks, inverse_cdf, widened
+
+ROUNDS = 3
+STEPS, BATCH, LEARNING_RATE = 200, 64, 3e-4
+LEAST_SHARE = 0.5
+"""Weights are tempered until their effective share is this."""
+LEAST_VALUE = 1e-6
+
+
+class Round(NamedTuple):
+    """Draws of a lookahead and, for each of its heads in turn, what it read and what it should have said."""
+
+    tokens: Int[Tensor, "text n"]
+    log_weight: Float[Tensor, " text"]
+    features: list[Float[Tensor, "text n d"]]
+    outputs: list[Int[Tensor, "text n"]]
+    """Which output of the head is meant; -1 where nothing is left to be said."""
+    labels: list[Float[Tensor, "text n"]]
+
+
+def refine_in_rounds(problem: Problem, lookahead: Lookahead, texts: int, seed: int, tick: Tick) -> Lookahead:
+    """The best lookahead of a few rounds, by the effective share of its own draws, from which the next one learns."""
+    best, best_share, rounds = lookahead, 0.0, []
+    for number in range(ROUNDS + 1):
+        drawn = draw_round(problem, lookahead, texts, Rng(seed, texts, f"lookahead round {number}", problem.device))
+        share = perplexity_share(drawn.log_weight)
+        tick(f"round {number}: effective share {share_of(drawn.log_weight):.2g}", texts // 2)
+        if share <= best_share:
+            break
+        best, best_share = lookahead, share
+        rounds.append(drawn)
+        if number < ROUNDS:
+            lookahead = _refine(lookahead, rounds, seed)
+    return best
+
+
+def draw_round(problem: Problem, lookahead: Lookahead, texts: int, rng: Rng) -> Round:
+    """Texts from the lookahead's proposal, each position labelled by what the heads say at the next one."""
+    heads = list(lookahead.heads.values())
+
+    def draw_block(levels: Tensor) -> tuple[Tensor, ...]:
+        blank = problem.allowed_tokens[:1].expand(levels.shape).clone()
+        states = {name: head.begin(blank[:, :0]) for name, head in lookahead.heads.items()}
+        log_q = widened(torch.zeros(levels.shape, device=levels.device))
+        features: list[list[Tensor]] = [[] for _ in heads]
+        outputs: list[list[Tensor]] = [[] for _ in heads]
+        expected: list[list[Tensor]] = [[] for _ in heads]
+
+        def choose(n: int, log_probs: Tensor, hidden: Tensor | None) -> Tensor:
+            read = hidden_features(problem, hidden, len(log_probs))
+            p, values = log_probs.softmax(-1), []
+            for k, (name, head) in enumerate(lookahead.heads.items()):
+                features[k].append(head.features(states[name], read))
+                values.append(head.value(states[name], features[k][-1], n, problem.length))
+                expected[k].append((p * values[k]).sum(-1))
+            proposal = lookahead.combine(log_probs, values).log_q
+            token = inverse_cdf(proposal, levels[:, n])
+            log_q[:, n] = widened(proposal).gather(-1, token[:, None]).squeeze(-1)
+            for k, (name, head) in enumerate(lookahead.heads.items()):
+                states[name] = head.advance(states[name], token)
+                outputs[k].append(head.output_after(states[name]))
+            return token
+
+        tokens, log_probs, log_rest = redraw_by(problem, blank, 0, problem.length, choose)
+        factors = log_factors(problem, tokens, widened(log_rest))
+        ends = [factors[name].exp().nan_to_num(0.0).clamp(max=1.0) for name in lookahead.heads]
+        labels = [torch.stack([*means[1:], end.to(means[0])], dim=1) for means, end in zip(expected, ends, strict=True)]
+        log_weight = widened(log_probs - log_q).sum(-1) + widened(log_rest)
+        columns = [torch.stack(column, dim=1) for column in (*features, *outputs)]
+        return tokens, torch.where(log_weight.isfinite(), log_weight, -torch.inf), *columns, *labels
+
+    rows = lookahead.rows_at_a_time(problem)
+    tokens, log_weight, *parts = in_blocks(draw_block, rng.uniform(problem.length), rows_at_a_time=rows)
+    count = len(heads)
+    return Round(tokens, log_weight, parts[:count], parts[count : 2 * count], parts[2 * count :])
+
+
+def _refine(lookahead: Lookahead, rounds: list[Round], seed: int) -> Lookahead:
+    """A copy whose heads are drawn towards the labels; the mean of the last half of the steps, which is calmer."""
+    heads = copy.deepcopy(lookahead.heads)
+    chances = torch.cat([_tempered(drawn.log_weight) for drawn in rounds]).cpu()
+    for k, head in enumerate(heads.values()):
+        if not head.reader.outputs:
+            continue
+        tokens, features, outputs, labels = (
+            torch.cat(column)
+            for column in zip(
+                *((one.tokens, one.features[k], one.outputs[k], one.labels[k]) for one in rounds), strict=True
+            )
+        )
+        parameters, generator = list(head.reader.parameters()), torch.Generator().manual_seed(seed)
+        optimiser = torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=0.0)
+        position = torch.arange(tokens.shape[1], device=tokens.device).expand(BATCH, -1).flatten()
+        sums = [torch.zeros_like(parameter) for parameter in parameters]
+        head.requires_grad_(True)
+        with torch.enable_grad():
+            for step in range(STEPS):
+                rows = torch.multinomial(chances, BATCH, replacement=True, generator=generator).to(tokens.device)
+                output, label = outputs[rows].flatten(), labels[rows].flatten()
+                logits = head.reader.at_token(features[rows].flatten(0, 1), position, tokens[rows].flatten())
+                logit = logits.gather(-1, output.clamp(min=0)[:, None]).squeeze(-1)
+                loss = nn.functional.binary_cross_entropy_with_logits(logit, label, reduction="none")
+                relative = loss / (logit.detach().sigmoid() + label).clamp(min=LEAST_VALUE)
+                optimiser.zero_grad(set_to_none=True)
+                torch.autograd.backward((relative * (output >= 0)).mean())
+                nn.utils.clip_grad_norm_(parameters, 1.0)
+                optimiser.step()
+                if step >= STEPS // 2:
+                    for total, parameter in zip(sums, parameters, strict=True):
+                        total += parameter.detach()
+        head.requires_grad_(False)
+        for total, parameter in zip(sums, parameters, strict=True):
+            parameter.data = total / (STEPS - STEPS // 2)
+    return Lookahead(heads, lookahead.delta, lookahead.identity)
+
+
+def _tempered(log_weight: Float[Tensor, " text"]) -> Float[Tensor, " text"]:
+    """Weights to a power of at most 1 at which their effective share, among those that have one, is large enough."""
+    finite = log_weight.isfinite()
+    if not finite.any():
+        return torch.ones_like(log_weight)
+    relative, power = log_weight - log_weight[finite].max(), 1.0
+    while power > 0.01 and share_of(power * relative[finite]) < LEAST_SHARE:
+        power *= 0.9
+    weight = torch.where(finite, (power * relative).exp(), 0.0)
+    return weight / weight.mean()
+
+
+def share_of(log_weight: Float[Tensor, " text"]) -> float:
+    """The effective share (Σw)² / (n Σw²) of weights that are known but for a constant; 0 where there are none."""
+    if not log_weight.isfinite().any():
+        return 0.0
+    weight = (log_weight - log_weight.max()).exp()
+    return float(weight.sum() ** 2 / (len(weight) * (weight**2).sum()))
+
+
+def perplexity_share(log_weight: Float[Tensor, " text"]) -> float:
+    """exp(entropy of the weights) / n: much as the effective share, but less swayed by a single weight.
+
+    Lookaheads are compared by it, since there are few draws to compare them by.
+    """
+    if not log_weight.isfinite().any():
+        return 0.0
+    log_share = log_weight.log_softmax(-1)
+    entropy = -torch.where(log_share.isfinite(), log_share.exp() * log_share, 0.0).sum()
+    return float(entropy.exp() / len(log_weight))
