@@ -15,12 +15,13 @@ from torch import Tensor
 import structured_voronoi as sv
 from structured_voronoi.contracts import Chains
 from structured_voronoi.lookahead.lookahead import Lookahead
+from structured_voronoi.lookahead.rounds import share_of
 from structured_voronoi.metrics.divergence import pooled_chi_square
 from structured_voronoi.problem import drawing
 from structured_voronoi.run import choice
 from structured_voronoi.run.choice import guided_moves
 from structured_voronoi.run.presets import plan_texts
-from structured_voronoi.run.probability import effective_share, summarise_weights
+from structured_voronoi.run.probability import summarise_weights
 from structured_voronoi.streams import Rng
 
 Predicate = sv.controls.Predicate
@@ -226,4 +227,4 @@ def test_probabilities_below_all_floating_point_numbers() -> None:
     assert same.value == pytest.approx(1e-10, rel=0.1)
     assert same.relative_error == pytest.approx(found.relative_error)
     assert same.low < same.value < same.high
-    assert effective_share(weights) == pytest.approx(same.effective_share)
+    assert share_of(torch.from_numpy(weights)) == pytest.approx(same.effective_share)

@@ -23,6 +23,7 @@ SAMPLERS = {
     "Refresh": "blocks of tokens redrawn from the language model; exact",
     "Cycle": "several samplers in turn",
     "Guided": "texts proposed with a lookahead, chosen by weight; exact",
+    "SMC": "particles, with a lookahead or without (`SMC.bootstrap`); not exact with finitely many",
     "Ancestral": "each token given those before it; exact where nothing stands on the right",
     "Rejection": "drawn from the language model, accepted by the controls; exact",
     "Fudge": "each token weighed by a classifier of prefixes; not exact",

@@ -13,6 +13,9 @@ from structured_voronoi.lookahead.lookahead import Lookahead, identify
 from structured_voronoi.models.folders import cache_folder
 from structured_voronoi.problem.problem import Problem
 
+FITTING = 2
+"""Raised when lookaheads are fitted otherwise, so that old ones are not found."""
+
 
 def kept_lookahead(problem: Problem, texts: int, seed: int, progress: bool) -> Lookahead:
     """The lookahead of a target from the cache, or a new one that is put there; a damaged one is made anew."""
@@ -33,7 +36,7 @@ def is_kept(problem: Problem, texts: int, seed: int) -> bool:
 
 
 def _folder_of(problem: Problem, texts: int, seed: int) -> Path:
-    whole = json.dumps([identify(problem), texts, seed], sort_keys=True)
+    whole = json.dumps([FITTING, identify(problem), texts, seed], sort_keys=True)
     return cache_folder() / f"lookahead-{hashlib.sha256(whole.encode()).hexdigest()[:16]}"
 
 

@@ -30,17 +30,17 @@ from structured_voronoi.contracts import Chains, tune
 from structured_voronoi.errors import NoBoundError, NoStartError, SamplingError
 from structured_voronoi.lookahead.kept import is_kept, kept_lookahead
 from structured_voronoi.lookahead.lookahead import Lookahead
+from structured_voronoi.lookahead.rounds import share_of
 from structured_voronoi.problem.drawing import log_bound
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.run.presets import Scale, text_sampler, total_steps
-from structured_voronoi.run.probability import effective_share
 from structured_voronoi.samplers.guided import Guided
 from structured_voronoi.samplers.rejection import Rejection
 from structured_voronoi.streams import Rng
 
-LOOKAHEAD_TEXTS, LOOKAHEAD_SEED = 1024, 0
+LOOKAHEAD_TEXTS, LOOKAHEAD_SEED = 2048, 0
 """Of the pilot that a lookahead learns from; its seed is not the run's, so that runs with other seeds find it kept."""
-TRAINING_SECONDS = 5.0
+TRAINING_SECONDS = 15.0
 """Of a lookahead, besides its texts; a rough guess, to see whether rejection would be done sooner."""
 CHECKED, WAVE = 128, 64
 """Of the pilot: tries of rejection, or draws of a lookahead, and how many of them are drawn and timed at a time."""
@@ -77,7 +77,7 @@ class Draws(NamedTuple):
 
     @property
     def share(self) -> float:
-        return effective_share(self.log_weight)
+        return share_of(torch.from_numpy(self.log_weight))
 
     @property
     def effective(self) -> float:
@@ -246,8 +246,8 @@ def _draw_tries(problem: Problem, seed: int, may_fit: bool) -> Draws:
 
 
 def _fitting_seconds(tries: Draws) -> float:
-    """Of a lookahead, guessed from the speed of tries."""
-    return tries.seconds * LOOKAHEAD_TEXTS + TRAINING_SECONDS
+    """Of a lookahead, guessed from the speed of tries: candidates and rounds draw half as many texts again and more."""
+    return 2.5 * tries.seconds * LOOKAHEAD_TEXTS + TRAINING_SECONDS
 
 
 def _draw_in_waves(problem: Problem, weigh: Callable[[Rng], Tensor], numbers: range, seed: int) -> Draws:

@@ -15,6 +15,7 @@ from structured_voronoi.contracts import Target
 from structured_voronoi.errors import NoBoundError, check_count
 from structured_voronoi.lookahead.kept import kept_lookahead
 from structured_voronoi.lookahead.lookahead import Lookahead
+from structured_voronoi.lookahead.rounds import share_of
 from structured_voronoi.metrics.divergence import Interval
 from structured_voronoi.metrics.text import wilson
 from structured_voronoi.problem.drawing import check_autoregressive, log_acceptance, log_bound
@@ -160,19 +161,11 @@ def summarise_weights(log_weight: Float[ndarray, " text"]) -> Probability:
     mean, error = weight.mean(), weight.std(ddof=1) / math.sqrt(count) if count > 1 else weight.mean()
     log_value, relative = float(math.log(mean) + largest), float(error / mean)
     low, value, high = (math.exp(log_value + z * relative) for z in (-1.96, 0.0, 1.96))
-    share, top = effective_share(log_weight), float(weight.max() / weight.sum())
+    share, top = share_of(torch.from_numpy(log_weight)), float(weight.max() / weight.sum())
     pareto = _pareto_k(log_weight)
     trusted = share * count >= LEAST_EFFECTIVE and top <= MOST_LARGEST and pareto <= MOST_PARETO
     log10 = log_value / math.log(10)
     return Probability(value, low, min(1.0, high), log10, relative, share, top, pareto, trusted, count)
-
-
-def effective_share(log_weight: Float[ndarray, " text"]) -> float:
-    """(Σw)² / (n Σw²) of weights that are known but for a constant; 0 where none is positive."""
-    if not math.isfinite(log_weight.max()):
-        return 0.0
-    weight = np.exp(log_weight - log_weight.max())
-    return float(weight.sum() ** 2 / (len(weight) * (weight**2).sum()))
 
 
 def _pareto_k(log_weight: Float[ndarray, " text"]) -> float:

@@ -48,7 +48,7 @@ class Guided:
     lookahead: Lookahead | None = None
     tries: int = 16
     """K: texts among which a step chooses, the present one included."""
-    texts: int = 1024
+    texts: int = 2048
     """Of the pilot that a lookahead of its own learns from."""
 
     def __post_init__(self) -> None:

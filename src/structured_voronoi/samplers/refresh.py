@@ -10,7 +10,7 @@ blocks in the middle stay with the model, as a lookahead expects an open future.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -18,11 +18,12 @@ from torch import Tensor
 
 from structured_voronoi.contracts import Info, Start, Synchronised, Target, blank_info, merge_infos
 from structured_voronoi.errors import check_count
-from structured_voronoi.lookahead.lookahead import Lookahead, Proposal
 from structured_voronoi.problem.drawing import check_autoregressive, find_start, redraw, token_log_probs
 from structured_voronoi.problem.problem import Problem, bind
-from structured_voronoi.samplers.guided import check_fits, redraw_suffix
 from structured_voronoi.streams import Rng, widened
+
+if TYPE_CHECKING:  # redraws of the plain model need nothing of lookaheads
+    from structured_voronoi.lookahead.lookahead import Lookahead, Proposal
 
 WHO = "a refresh move"
 
@@ -62,6 +63,8 @@ class Refresh:
         tokens, first = find_start(problem, rng, start, "none")
         log_probs, log_q = widened(token_log_probs(problem, tokens)), None
         if self.lookahead is not None:
+            from structured_voronoi.samplers.guided import check_fits
+
             check_fits(self.lookahead, problem)
             log_q = torch.full_like(log_probs, torch.nan)
         return State(tokens, log_probs, -first.energy - log_probs.sum(-1), first.energy, 0, log_q)
@@ -137,6 +140,9 @@ class Refresh:
         self, problem: Problem, rng: Rng, state: State, lookahead: Lookahead, start: int
     ) -> tuple[State, Info]:
         """All positions from ``start`` on drawn anew from the lookahead's proposals."""
+        from structured_voronoi.lookahead.lookahead import Proposal
+        from structured_voronoi.samplers.guided import redraw_suffix
+
         assert state.log_q is not None
         log_q, unseen = state.log_q.clone(), state.log_q.isnan().any(-1)
         if unseen.any():

@@ -61,7 +61,7 @@ class SMC:
     particles: int = 64
     threshold: float = 0.5
     """Particles are resampled where the effective share of their weights is below this."""
-    texts: int = 1024
+    texts: int = 2048
     """Of the pilot that a lookahead of its own learns from."""
 
     independent: ClassVar[bool] = True
