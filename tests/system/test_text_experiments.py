@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from structured_voronoi.models.training import Recipe
 from structured_voronoi.samplers.refresh import Refresh
 from structured_voronoi.samplers.svs import SVS
 
-METHODS = ("ancestral", "fudge", "mucola", "svs-paper", "svs+refresh", "pncg", "rejection")
+METHODS = ("ancestral", "fudge", "mucola", "svs-paper", "svs+refresh", "pncg", "guided", "rejection")
 SPLITS = (("trainset", 1, 200), ("devset", 2, 30), ("testset_w_refs", 3, 60))
 TEXT = TextSettings(
     length=10, recipe=Recipe(vocabulary=300, width=32, layers=1, heads=2, context=64, batch=16, epochs=1.0)
@@ -37,7 +38,7 @@ CLASSIFIERS = ClassifierRecipes(
 
 def compare(*methods: str) -> ComparisonSettings:
     """One step of every method at few settings."""
-    return ComparisonSettings(methods, seconds=0.0, grid_seconds=0.0, grid_texts=2, weights=(0.1,))
+    return ComparisonSettings(methods, seconds=0.0, grid_seconds=0.0, grid_texts=2, weights=(0.1,), pilot=64)
 
 
 @pytest.fixture(scope="module")
@@ -140,10 +141,20 @@ def test_truth_covers_plain_and_controlled_targets(tmp_path: Path) -> None:
 
 def test_combined_on_the_bundled_model(tmp_path: Path) -> None:
     settings = combined.Settings(
-        runs=4, progress=False, workers=1, steps=2, regex_steps=2, base_texts=20, words=("The", "a"), places=("is",)
+        runs=4,
+        progress=False,
+        workers=1,
+        steps=2,
+        regex_steps=2,
+        base_texts=20,
+        words=("The", "a"),
+        places=("is",),
+        pilot=128,
     )
     combined.run(settings, tmp_path)
-    assert [row["case"] for row in read_report(tmp_path, "combined")["rows"]] == list(combined.CASES)
+    rows = read_report(tmp_path, "combined")["rows"]
+    assert [(row["case"], row["sampler"]) for row in rows] == list(product(combined.CASES, ("guided", "svs+refresh")))
+    assert all(row["evaluations"] >= 1 for row in rows if row["sampler"] == "guided")
 
 
 def test_sentiment(tmp_path: Path, cache: Path) -> None:

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from structured_voronoi.contracts import Pattern
 from structured_voronoi.errors import SamplingError, did_you_mean, one_line
-from structured_voronoi.expressions import CannotCompile, CharacterAutomaton, may_take_for_ever
 
 Kind = Literal["auto", "probability", "log_score"]
 
@@ -68,6 +67,8 @@ class Predicate:
 
         One that `re` could take for ever to match is matched by an automaton, which says the same.
         """
+        from structured_voronoi.expressions import CannotCompile, CharacterAutomaton, may_take_for_ever
+
         if not pattern:
             raise SamplingError(
                 "the regular expression is empty, so every text matches; give one, for example regex=^The"

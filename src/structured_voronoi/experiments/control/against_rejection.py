@@ -1,39 +1,35 @@
-"""SVS with refresh moves beside exact rejection, which draws the truth: at one weight, as many texts of each."""
+"""A sampler beside exact rejection, which draws the truth: at one weight, as many texts of each."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from structured_voronoi.experiments.control.draws import DrawAll, Draws, DrawTask, MethodSetting
+from structured_voronoi.experiments.control.draws import DrawAll, Draws, DrawTask
 from structured_voronoi.experiments.report import table
 from structured_voronoi.metrics.divergence import difference
 from structured_voronoi.metrics.text import bootstrap_ratio, distinct, perplexity
 
 SET = 20
 """Texts of one set for Dist-n."""
-SVS_AND_REFRESH, REJECTION = BOTH = ("svs+refresh", "rejection")
+REJECTION = "rejection"
 
 
-def compare_with_rejection(
-    draw: DrawAll, targets: tuple[str, ...], weight: float, count: int, length: int, steps: int, seed: int
-) -> dict[str, Any]:
-    """``count`` texts a target of both at one weight γ, and how they differ."""
-    setting = MethodSetting(weight)
-    tasks = [
-        DrawTask(method, target, count, length, setting, steps=steps, seed=seed + 7)
-        for target in targets
-        for method in BOTH
-    ]
-    batches = draw(tasks, f"against rejection, γ = {weight:g}")
-    by_method = {method: [batch for batch in batches if batch["method"] == method] for method in BOTH}
-    return {"weight": weight, "steps": steps, **compare_draws(by_method, length)}
+def compare_with_rejection(draw: DrawAll, first: DrawTask, targets: tuple[str, ...]) -> dict[str, Any]:
+    """The texts of a task, and of rejection in its place, for every target, and how they differ."""
+    methods, weight = (first.method, REJECTION), first.setting.weight
+    tasks = [replace(first, method=method, target=target) for target in targets for method in methods]
+    batches = draw(tasks, f"{first.method} against rejection, γ = {weight:g}")
+    by_method = {method: [batch for batch in batches if batch["method"] == method] for method in methods}
+    return {"weight": weight, **compare_draws(by_method, first.length)}
 
 
 def compare_draws(by_method: dict[str, list[Draws]], length: int) -> dict[str, Any]:
     """Success, energy, perplexity and Dist-1 of both, with intervals of their differences and ratios."""
     success, energy, ppl, dist = {}, {}, {}, {}
+    tried, exact = by_method
     for method, batches in by_method.items():
         success[method] = np.concatenate([np.array(batch["judged"]) == batch["target"] for batch in batches]).astype(
             float
@@ -47,22 +43,29 @@ def compare_draws(by_method: dict[str, list[Draws]], length: int) -> dict[str, A
                 for i in range(0, len(batch["tokens"]), SET)
             ]
         )
-    gap, error = difference(success[SVS_AND_REFRESH], success[REJECTION])
-    energy_difference, energy_error = difference(energy[SVS_AND_REFRESH], energy[REJECTION])
+    gap, error = difference(success[tried], success[exact])
+    energy_difference, energy_error = difference(energy[tried], energy[exact])
+    shares = [batch["share"] for batch in by_method[tried] if batch["share"]]
     return {
-        "count": len(success[SVS_AND_REFRESH]),
-        "success": {method: float(success[method].mean()) for method in BOTH},
+        "methods": list(by_method),
+        "share": float(np.mean(shares)) if shares else None,
+        "pilot_seconds": float(np.sum([batch["pilot_seconds"] for batch in by_method[tried]])),
+        "count": len(success[tried]),
+        "steps": by_method[tried][0]["steps_taken"],
+        "success": {method: float(success[method].mean()) for method in by_method},
         "success_difference": [gap, gap - 1.96 * error, gap + 1.96 * error],
-        "energy": {method: float(energy[method].mean()) for method in BOTH},
+        "energy": {method: float(energy[method].mean()) for method in by_method},
         "energy_difference": [energy_difference, 1.96 * energy_error],
-        "perplexity": {method: float(ppl[method].mean()) for method in BOTH},
-        "perplexity_ratio": list(bootstrap_ratio(ppl[SVS_AND_REFRESH], ppl[REJECTION])),
-        "distinct": {method: float(dist[method].mean()) for method in BOTH},
-        "distinct_ratio": list(bootstrap_ratio(dist[SVS_AND_REFRESH], dist[REJECTION])),
+        "perplexity": {method: float(ppl[method].mean()) for method in by_method},
+        "perplexity_ratio": list(bootstrap_ratio(ppl[tried], ppl[exact])),
+        "distinct": {method: float(dist[method].mean()) for method in by_method},
+        "distinct_ratio": list(bootstrap_ratio(dist[tried], dist[exact])),
         "evaluations": {
-            method: float(np.mean([batch["evaluations"] for batch in by_method[method]])) for method in BOTH
+            method: float(np.mean([batch["evaluations"] for batch in batches])) for method, batches in by_method.items()
         },
-        "seconds": {method: float(np.sum([batch["seconds_taken"] for batch in by_method[method]])) for method in BOTH},
+        "seconds": {
+            method: float(np.sum([batch["seconds_taken"] for batch in by_method[method]])) for method in by_method
+        },
     }
 
 
@@ -70,15 +73,25 @@ def rejection_markdown(results: dict[str, Any]) -> str:
     success, energy = results["success_difference"], results["energy_difference"]
     ratio, dist = results["perplexity_ratio"], results["distinct_ratio"]
     columns = ("success", "energy", "perplexity", "distinct", "evaluations", "seconds")
-    body = [[method, *(results[column][method] for column in columns)] for method in BOTH]
+    body = [[method, *(results[column][method] for column in columns)] for method in results["methods"]]
     header = ["", "success", "energy", "perplexity", "Dist-1", "LM evaluations a text", "seconds of one core"]
     return "\n\n".join(
         [
-            f"{results['count']} texts of each, γ = {results['weight']:g}; {results['steps']} steps of SVS and Refresh "
-            "from ancestral texts.",
+            f"{results['count']} texts of each, γ = {results['weight']:g}; {results['steps']} steps of "
+            f"{results['methods'][0]}{_pilot_words(results)}.",
             table(header, body),
-            f"Differences (SVS minus rejection, 95 % intervals): success {success[0]:+.3f} ({success[1]:+.3f} to "
+            f"Differences from rejection (95 % intervals): success {success[0]:+.3f} ({success[1]:+.3f} to "
             f"{success[2]:+.3f}); energy {energy[0]:+.2f} ± {energy[1]:.2f}. Ratios: perplexity {ratio[0]:.3f} "
             f"({ratio[1]:.3f} – {ratio[2]:.3f}), Dist-1 {dist[0]:.3f} ({dist[1]:.3f} – {dist[2]:.3f}).",
         ]
+    )
+
+
+def _pilot_words(results: dict[str, Any]) -> str:
+    """What the pilots took and brought, where there were any."""
+    if results["share"] is None:
+        return ""
+    return (
+        f", its pilots {results['pilot_seconds']:.0f} s more, with {1 / results['share']:.1f} evaluations an effective "
+        "text after them"
     )

@@ -1,4 +1,4 @@
-"""Several controls at once, and a regular expression alone: SVS with refresh moves beside exact rejection."""
+"""Several controls at once, and a regular expression alone: guided and svs+refresh beside exact rejection."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from structured_voronoi.contracts import Control, is_independent
 from structured_voronoi.controls.classifier import Classifier
 from structured_voronoi.controls.predicate import Predicate
 from structured_voronoi.experiments.control.foods import train_food_guide
+from structured_voronoi.experiments.control.guiding import fit_guided
 from structured_voronoi.experiments.control.task import ClassifierRecipes
 from structured_voronoi.experiments.report import table, write_report
 from structured_voronoi.experiments.text.models import TextSettings, model_name, prepare_model, report_name
@@ -27,13 +28,13 @@ from structured_voronoi.targets.language_model import LanguageModel
 
 ONE_REGEX = "a regular expression"
 CASES = ("three controls", ONE_REGEX)
-SAMPLERS = ("rejection", "svs+refresh", "ancestral")
+REJECTION, GUIDED, CHAINS, ANCESTRAL = SAMPLERS = ("rejection", "guided", "svs+refresh", "ancestral")
 
 
 @dataclass(frozen=True)
 class Settings:
     runs: int = 400
-    """Texts of both samplers in both cases."""
+    """Texts of every sampler in both cases."""
     seed: int = 0
     data: str | None = None
     progress: bool = True
@@ -44,6 +45,8 @@ class Settings:
     """Of SVS and Refresh under three controls: where two words must be there, few redraws are accepted."""
     regex_steps: int = 40
     """The same under the regular expression."""
+    pilot: int = 4096
+    """Texts that the lookahead of guided sampling learns from."""
     base_texts: int = 4000
     """Ancestral ones, for the base rate."""
     words: tuple[str, str] = ("family", "riverside")
@@ -62,7 +65,7 @@ def _make_controls(case: str, guide: str, settings: Settings) -> dict[Control, f
 
 
 def run(settings: Settings, out: Path) -> list[Path]:
-    """Both samplers in both cases, and how they differ."""
+    """Every sampler in both cases, and how they differ from rejection."""
     data, progress, length = settings.data, settings.progress, settings.text.length
     model, guide = prepare_model(data, settings.text.recipe, progress), "food"
     if data is not None:
@@ -70,7 +73,11 @@ def run(settings: Settings, out: Path) -> list[Path]:
     tasks = [(case, name) for case in CASES for name in SAMPLERS]
     work = partial(_draw, model=model, guide=guide, settings=settings)
     drawn = dict(zip(tasks, side_by_side(work, tasks, "combined", progress, settings.workers), strict=True))
-    rows = [_compare(case, *(drawn[case, name] for name in SAMPLERS)) for case in CASES]
+    rows = [
+        _compare(case, name, drawn[case, name], drawn[case, REJECTION], drawn[case, ANCESTRAL])
+        for case in CASES
+        for name in (GUIDED, CHAINS)
+    ]
     results = {"runs": settings.runs, "seed": settings.seed, "rows": rows, "model": model_name(data)}
     return write_report(out, report_name("combined", data), results, _markdown(results, settings), {})
 
@@ -80,12 +87,14 @@ def _draw(task: tuple[str, str], model: str, guide: str, settings: Settings) -> 
     case, name = task
     lm = LanguageModel.load(model, length=settings.text.length)
     target, sampler = Controlled(lm, _make_controls(case, guide, settings)), text_sampler(name)
-    begun = process_time()
-    if name == "ancestral":
+    begun, steps = process_time(), settings.regex_steps if case == ONE_REGEX else settings.steps
+    if name == GUIDED:
+        sampler, steps, share = fit_guided(target, settings.pilot, settings.seed)
+    pilot, begun = process_time() - begun, process_time()
+    if name == ANCESTRAL:
         chains = start_chains(lm, sampler, settings.base_texts, settings.seed + 1)
     else:
         chains = start_chains(target, sampler, settings.runs, settings.seed)
-    steps = settings.regex_steps if case == ONE_REGEX else settings.steps
     *_, (state, info) = islice(chains, 1 if is_independent(sampler) else steps)
     seconds = process_time() - begun
     scores = target.control_log_probs(state.tokens)
@@ -94,59 +103,71 @@ def _draw(task: tuple[str, str], model: str, guide: str, settings: Settings) -> 
         "energies": info.energy.double().tolist(),
         "met": met.tolist(),
         "seconds": seconds,
+        "pilot": pilot,
+        "share": share if name == GUIDED else None,
         "tries": float(info.evaluations.double().mean()),
         "example": lm.decode(state.tokens[int(met.argmax())]),
     }
 
 
-def _compare(case: str, rejection: dict[str, Any], svs: dict[str, Any], ancestral: dict[str, Any]) -> dict[str, Any]:
+def _compare(
+    case: str, name: str, drawn: dict[str, Any], rejection: dict[str, Any], ancestral: dict[str, Any]
+) -> dict[str, Any]:
     from scipy import stats
 
-    energies = [np.array(draws["energies"]) for draws in (svs, rejection)]
-    met = [np.array(draws["met"], dtype=float) for draws in (svs, rejection)]
+    energies = [np.array(draws["energies"]) for draws in (drawn, rejection)]
+    met = [np.array(draws["met"], dtype=float) for draws in (drawn, rejection)]
     return {
         "case": case,
+        "sampler": name,
         "base_rate": float(np.mean(ancestral["met"])),
         "met": [float(values.mean()) for values in met],
         "met_difference": difference(*met),
         "energy": [float(values.mean()) for values in energies],
         "energy_difference": difference(*energies),
         "ks_p": float(stats.ks_2samp(*energies).pvalue),
-        "seconds": [svs["seconds"], rejection["seconds"]],
+        "seconds": [drawn["seconds"], rejection["seconds"]],
+        "pilot": drawn["pilot"],
+        "evaluations": 1 / drawn["share"] if drawn["share"] else None,
         "tries": rejection["tries"],
-        "example": svs["example"],
+        "example": drawn["example"],
     }
 
 
 def _markdown(results: dict[str, Any], settings: Settings) -> str:
     intro = (
         f"Model: {results['model']}, N = {settings.text.length}, seed {results['seed']}; {results['runs']} texts of "
-        f"each, {settings.steps} and {settings.regex_steps} steps of SVS and Refresh. A text succeeds if every control "
-        f"gives it more than ½; the base rate is that of {settings.base_texts:,} ancestral texts. Three controls: food "
-        f"= Italian (weight 1.5), the word {settings.words[0]}, the word {settings.words[1]}. The regular expression "
-        f"asks for a {' or a '.join(settings.places)}. Differences are SVS minus rejection, ± standard error; seconds "
-        "are of one core."
+        f"each, {settings.steps} and {settings.regex_steps} steps of SVS and Refresh, a pilot of {settings.pilot:,} "
+        f"texts for guided. A text succeeds if every control gives it more than ½; the base rate is that of "
+        f"{settings.base_texts:,} ancestral texts. Three controls: food = Italian (weight 1.5), the word "
+        f"{settings.words[0]}, the word {settings.words[1]}. The regular expression asks for a "
+        f"{' or a '.join(settings.places)}. Differences are from rejection, ± standard error; seconds are of one core, "
+        "those of a pilot apart. An effective guided text takes 1/share evaluations, one of rejection as many as tries."
     )
     body = [
         [
             row["case"],
+            row["sampler"],
             f"{row['base_rate']:.2%}",
             _format_both(row["met"], row["met_difference"]),
             _format_both(row["energy"], row["energy_difference"]),
             row["ks_p"],
-            f"{row['seconds'][0]:.0f} / {row['seconds'][1]:.0f}",
+            f"{row['seconds'][0]:.0f} (+ {row['pilot']:.0f}) / {row['seconds'][1]:.0f}",
+            f"{row['evaluations']:.1f}" if row["evaluations"] else "",
             row["tries"],
         ]
         for row in results["rows"]
     ]
     header = [
         "case",
+        "sampler",
         "base rate",
-        "success: SVS / rejection",
-        "energy: SVS / rejection",
+        "success: its / rejection's",
+        "energy: its / rejection's",
         "KS p",
-        "seconds",
-        "tries a text",
+        "seconds: its (+ pilot) / rejection's",
+        "evaluations an effective text",
+        "tries of rejection",
     ]
     return "\n\n".join(["# Controls together", intro, table(header, body)])
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from structured_voronoi.contracts import Info, Sampler, Start, Target, is_independent, merge_infos
 from structured_voronoi.controls.classifier import Classifier
+from structured_voronoi.experiments.control.guiding import fit_guided
 from structured_voronoi.models.judge import Judge
 from structured_voronoi.models.prefix_classifier import PrefixClassifier
 from structured_voronoi.run.presets import text_sampler
@@ -67,6 +68,8 @@ class DrawTask:
     """Time of one core for all chains together."""
     steps: int | None = None
     seed: int = 0
+    pilot: int = 2048
+    """Texts that the lookahead of guided sampling learns from; its seconds are not those of the chains."""
 
 
 Draws = dict[str, Any]
@@ -91,7 +94,10 @@ def draw_texts(task: DrawTask, folders: TaskFolders) -> Draws:
         return kept
     model, weight = _language_model(folders.model, task.length), task.setting.weight
     target = Controlled(model, {Classifier.load(folders.guide, task.target): weight})
-    begun = time.process_time()
+    begun, pilot, share = time.process_time(), 0.0, None
+    if task.method == "guided":
+        sampler, enough, share = fit_guided(target, task.pilot, task.seed)
+        task, pilot, begun = replace(task, steps=enough), time.process_time() - begun, time.process_time()
     tokens, info, steps = _run(model if task.method == "ancestral" else target, sampler, task)
     seconds = time.process_time() - begun
     texts = [model.decode(row) for row in tokens]
@@ -112,6 +118,8 @@ def draw_texts(task: DrawTask, folders: TaskFolders) -> Draws:
         "control_evaluations": 0.0 if task.method == "ancestral" else float(asked.double().mean()),
         "steps_taken": steps,
         "seconds_taken": seconds,
+        "pilot_seconds": pilot,
+        "share": share,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(f".{os.getpid()}")

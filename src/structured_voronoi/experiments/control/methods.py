@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ class ComparisonSettings:
     """Which methods are compared, and what they may spend."""
 
     methods: tuple[str, ...] = (
-        "ancestral", "fudge", "mucola", "langevin", "svs-paper", "svs", "svs+refresh", "pncg", "rejection",
+        "ancestral", "fudge", "mucola", "langevin", "svs-paper", "svs", "svs+refresh", "pncg", "guided", "rejection",
     )  # fmt: skip
     """Ancestral texts must be among them: the grid search measures perplexities by theirs."""
     seconds: float = 25.0
@@ -28,7 +28,9 @@ class ComparisonSettings:
     """The same in the grid search."""
     grid_texts: int = 8
     weights: tuple[float, ...] = (1.5, 2.5, 4.0)
-    """γ of rejection and of SVS with open walls, in the grid search."""
+    """γ of rejection, guided and SVS with open walls, in the grid search."""
+    pilot: int = 2048
+    """Texts that a lookahead of guided sampling learns from."""
 
 
 def compare_methods(
@@ -43,7 +45,16 @@ def compare_methods(
     """What a report of controlled generation is made of: the grids, and every method's numbers on every target."""
     grids = search_grids(draw, grid_targets, length, seed + 100, settings)
     tasks = [
-        DrawTask(method, target, count, length, _winner(grids[method]), seconds=settings.seconds, seed=seed)
+        DrawTask(
+            method,
+            target,
+            count,
+            length,
+            _winner(grids[method]),
+            seconds=settings.seconds,
+            seed=seed,
+            pilot=settings.pilot,
+        )
         for method in settings.methods
         for target in targets
     ]
@@ -55,7 +66,7 @@ def setting_grid(method: str, weights: tuple[float, ...]) -> list[MethodSetting]
     """The settings that are tried for a method."""
     if method == "ancestral":
         return [MethodSetting()]
-    if method in ("rejection", "svs", "svs+refresh"):
+    if method in ("rejection", "svs", "svs+refresh", "guided"):
         return [MethodSetting(weight) for weight in weights]
     if method == "fudge":
         return [MethodSetting(weight) for weight in (1.0, 3.0)]
@@ -74,7 +85,16 @@ def search_grids(
     """Each method's settings, scored on some targets by the guide's own opinion and the perplexity, and the best."""
     tried = [(method, setting) for method in settings.methods for setting in setting_grid(method, settings.weights)]
     tasks = [
-        DrawTask(method, target, settings.grid_texts, length, setting, seconds=settings.grid_seconds, seed=seed)
+        DrawTask(
+            method,
+            target,
+            settings.grid_texts,
+            length,
+            setting,
+            seconds=settings.grid_seconds,
+            seed=seed,
+            pilot=settings.pilot,
+        )
         for method, setting in tried
         for target in targets
     ]

@@ -46,8 +46,8 @@ CASES = (
     Case("black box", ("family", "riverside", "city", "rating", "pub")),
     Case("three at once", ("family", "riverside"), weight=1.5),
 )
-PICTURED = {method: COLOURS[method] for method in (REJECTION, CHAINS)}
-PICTURED |= {GUIDED: "#d1495b", SMC: "#4a6fa5", BOOTSTRAP: "#b07aa1", GENLM: "#e0a030"}
+PICTURED = {method: COLOURS[method] for method in (REJECTION, CHAINS, GUIDED)}
+PICTURED |= {SMC: "#4a6fa5", BOOTSTRAP: "#b07aa1", GENLM: "#e0a030"}
 """The methods in the picture and their colours."""
 INEXACT = (SMC, BOOTSTRAP, GENLM)
 SPREAD = (100, 1000)

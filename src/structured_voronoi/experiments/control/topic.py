@@ -10,7 +10,7 @@ from typing import Any
 
 from structured_voronoi.errors import SamplingError
 from structured_voronoi.experiments.control.against_rejection import compare_with_rejection, rejection_markdown
-from structured_voronoi.experiments.control.draws import draw_all
+from structured_voronoi.experiments.control.draws import DrawTask, MethodSetting, draw_all
 from structured_voronoi.experiments.control.foods import NO_FOOD, food_splits
 from structured_voronoi.experiments.control.methods import ComparisonSettings, compare_methods
 from structured_voronoi.experiments.control.tables import pictures, sections
@@ -23,7 +23,7 @@ from structured_voronoi.models.restaurants import FOODS
 @dataclass(frozen=True)
 class Settings:
     runs: int = 100
-    """Texts a food of SVS with refresh moves and of rejection."""
+    """Texts a food of rejection and of each exact method beside it."""
     seed: int = 0
     data: str | None = None
     """A folder with the E2E files."""
@@ -35,9 +35,11 @@ class Settings:
     foods: tuple[str, ...] = FOODS
     grid_foods: tuple[str, ...] = ("Chinese", "Italian")
     texts: int = 20
-    """Texts a food of every method, and of SVS and rejection at the greater weight."""
+    """Texts a food of every method, and of the exact ones at the greater weight."""
+    exact_methods: tuple[str, ...] = ("guided", "svs+refresh")
+    """Those that are compared with rejection."""
     weight: float = 1.5
-    """γ at which SVS is compared with rejection."""
+    """γ at which they are."""
     strong_weight: float = 4.0
     """γ for those who want success."""
     steps: int = 60
@@ -45,7 +47,7 @@ class Settings:
 
 
 def run(settings: Settings, out: Path) -> list[Path]:
-    """Every method at its best, then SVS with refresh moves against rejection at two weights."""
+    """Every method at its best, then the exact ones against rejection at two weights."""
     if settings.data is None:
         raise SamplingError("topic needs the E2E reviews with their labels; give the folder of trainset.csv as data")
     seed, foods, length, progress = settings.seed, settings.foods, settings.text.length, settings.progress
@@ -57,13 +59,21 @@ def run(settings: Settings, out: Path) -> list[Path]:
     counts = {name: Counter(split.labels) for name, split in splits.items()}
     results["counts"] = {name: [count[food] for food in (*foods, NO_FOOD)] for name, count in counts.items()}
     results["truth"] = [
-        compare_with_rejection(draw, foods, weight, count, length, settings.steps, seed)
+        compare_with_rejection(draw, _task(method, weight, count, settings), foods)
+        for method in settings.exact_methods
         for weight, count in (
             (settings.weight, settings.runs),
             (settings.strong_weight, min(settings.runs, settings.texts)),
         )
     ]
     return write_report(out, "topic", results, _markdown(results, settings), pictures(results, "topic"))
+
+
+def _task(method: str, weight: float, count: int, settings: Settings) -> DrawTask:
+    """``count`` texts of a method at one weight γ, as they are compared with rejection's."""
+    setting, pilot = MethodSetting(weight), settings.comparison.pilot
+    length, seed = settings.text.length, settings.seed + 7
+    return DrawTask(method, settings.foods[0], count, length, setting, steps=settings.steps, seed=seed, pilot=pilot)
 
 
 def _markdown(results: dict[str, Any], settings: Settings) -> str:
@@ -75,7 +85,7 @@ def _markdown(results: dict[str, Any], settings: Settings) -> str:
         "the sampled language model, with bootstrap intervals; Dist-n is distinct over all n-grams of the texts of one "
         f"target, averaged. Chain-based methods have {settings.comparison.seconds:g} seconds of one core for a batch.",
         *sections(results, "topic", settings.comparison, settings.text.length),
-        "## SVS with refresh moves against exact rejection",
+        "## Exact methods against rejection",
         *map(rejection_markdown, results["truth"]),
         "## Texts to learn from",
         table(["split", *foods, NO_FOOD], [[name, *counts] for name, counts in results["counts"].items()]),
