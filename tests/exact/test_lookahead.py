@@ -26,7 +26,7 @@ from structured_voronoi.lookahead.fitting import draw_pilot
 from structured_voronoi.lookahead.heads import PatternHead
 from structured_voronoi.lookahead.lookahead import Lookahead, untrained
 from structured_voronoi.lookahead.patterns import compile_pattern
-from structured_voronoi.lookahead.rounds import share_of
+from structured_voronoi.lookahead.rounds import refine_in_rounds, share_of
 from structured_voronoi.lookahead.vocabulary import TokenAutomaton, token_bytes
 from structured_voronoi.problem.problem import bind
 from structured_voronoi.run.probability import summarise_weights
@@ -217,6 +217,61 @@ def test_a_chain_does_not_depend_on_the_chains_beside_it() -> None:
         for chains in (11, 3)
     )
     assert (many["posterior"]["tokens"].values[:3] == few["posterior"]["tokens"].values).all()
+
+
+def stumbles(text: str) -> float:
+    """Made for whole texts: it fails on short ones and on those that begin with " a"."""
+    if len(text.split()) < 2 or text.startswith(" a"):
+        raise ValueError("too short")
+    return likes_pubs(text)
+
+
+def test_a_control_that_stumbles_over_prefixes_is_read_where_it_can_be() -> None:
+    """What it says does not depend on the rows beside, so that a text proposed and a text scored have the same q."""
+    target = bind(Listed(small_model(4), {Predicate(stumbles_but_not_on_texts): 1.0}))
+    lookahead = untrained(target, {"stumbles_but_not_on_texts": "prefix"}, 0.1, seed=5)
+    assert lookahead.heads["stumbles_but_not_on_texts"].is_readable
+    blank = target.allowed_tokens[:1].expand(24, 4).clone()
+    drawn = lookahead.propose(target, blank, 0, sv.Rng(2, 24).uniform(4))
+    assert drawn.log_weight.isfinite().all()
+    for rows in (slice(None), slice(3, 4), slice(5, 11)):
+        scored = lookahead.score(target, drawn.tokens[rows])
+        torch.testing.assert_close(scored.log_q, drawn.log_q[rows], atol=1e-5, rtol=0)
+    slow = bind(Listed(small_model(4), {Predicate(likes_pubs, reads_prefixes=False): 1.0}))
+    assert not untrained(slow, {"likes_pubs": "token"}, 0.1).heads["likes_pubs"].is_readable
+
+
+def stumbles_but_not_on_texts(text: str) -> float:
+    return likes_pubs(text) if len(text.split()) == 4 else stumbles(text)
+
+
+def test_a_prefix_is_read_as_the_control_reads_it() -> None:
+    target = Listed(small_model(4), CONTROLS["black box"]())
+    pub, other = (
+        next(
+            token
+            for token in target.model.allowed.nonzero().ravel().tolist()
+            if target.decode(torch.tensor([token])) == word
+        )
+        for word in (" pub", " place")
+    )
+    said = target.prefix_factor("likes_pubs", torch.tensor([[pub, pub], [pub, other]])).exp().tolist()
+    assert said == pytest.approx([0.9, 0.1])
+
+
+def test_rounds_keep_the_better_lookahead_and_leave_the_first_as_it_is() -> None:
+    target = bind(Listed(small_model(4), CONTROLS["keyword"]()))
+    first = lookaheads(target, SEED)["random"]
+    before = [parameter.clone() for head in first.heads.values() for parameter in head.parameters()]
+    refined = refine_in_rounds(target, first, 256, 1, lambda *_: None)
+    after = [parameter for head in first.heads.values() for parameter in head.parameters()]
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    blank = target.allowed_tokens[:1].expand(1024, 4).clone()
+    shares = [
+        share_of(lookahead.propose(target, blank, 0, sv.Rng(3, 1024).uniform(4)).log_weight)
+        for lookahead in (first, refined)
+    ]
+    assert shares[1] > shares[0]
 
 
 def test_labels_and_values_of_a_pattern() -> None:

@@ -51,7 +51,8 @@ def sample(
         list[str] | None,
         Parameter(
             help="What texts must be; repeatable. food=Italian (see `svs ls`), keyword=river, regex=^The, "
-            "words=5..12, characters=..80, only=the,pub, ./folder=label, module:function, or `not keyword=river`; a weight may follow: food=Italian@1.5."
+            "words=5..12, characters=..80, only=the,pub, "
+            "./folder=label, module:function, or `not keyword=river`; a weight may follow: food=Italian@1.5."
         ),
     ] = None,
     out: Annotated[Path | None, Parameter(help="JSONL file, one line a text.")] = None,
