@@ -7,7 +7,7 @@ says of the text so far.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -63,12 +63,18 @@ class Reader(nn.Module):
         tokens: Tensor = self.coordinates[token]
         return level + torch.einsum("rgk,rk->rg", slope, tokens)
 
-    def at_all_tokens(self, hidden: Tensor, position: Tensor, output: int) -> Float[Tensor, "row token"]:
-        """The logits of one output for every token of the vocabulary."""
+    def at_tokens(
+        self, hidden: Tensor, position: Tensor, tokens: Sequence[Int[Tensor, " some"] | None]
+    ) -> list[Float[Tensor, "row some"]]:
+        """The logits of every output for some tokens of the vocabulary each, or for all of them."""
         level, slope = self.parts(hidden, position)
-        if slope is None:
-            return level[:, output, None].expand(-1, len(self.coordinates))
-        logits: Tensor = level[:, output, None] + slope[:, output] @ self.coordinates.T
+        logits = []
+        for output, some in enumerate(tokens):
+            coordinates = self.coordinates if some is None else self.coordinates[some]
+            if slope is None:
+                logits.append(level[:, output, None].expand(-1, len(coordinates)))
+            else:
+                logits.append(level[:, output, None] + slope[:, output] @ coordinates.T)
         return logits
 
 
@@ -83,6 +89,8 @@ class PatternHead(nn.Module):
         live = automaton.live
         self.output_of = torch.full((len(automaton.accepting),), -1, device=live.device)
         self.output_of[live] = torch.arange(len(live), device=live.device)
+        self.tokens_to = [(automaton.next == state).any(0).nonzero().squeeze(-1) for state in live.tolist()]
+        """For every output, the tokens that lead to its state from anywhere: for most states they are few."""
 
     def begin(self, tokens: Int[Tensor, "row n"]) -> Int[Tensor, " row"]:
         """The automaton's state after each row of tokens."""
@@ -106,10 +114,9 @@ class PatternHead(nn.Module):
         output = self.output_of[following]
         value = self.automaton.satisfied[following].to(features)
         position = torch.full((len(features),), n, device=features.device)
-        for number in torch.unique(output).tolist():
-            if number >= 0:
-                logits = self.reader.at_all_tokens(features, position, number)
-                value = torch.where(output == number, logits.sigmoid(), value)
+        for number, logits in enumerate(self.reader.at_tokens(features, position, self.tokens_to)):
+            some = self.tokens_to[number]
+            value[:, some] = torch.where(output[:, some] == number, logits.sigmoid(), value[:, some])
         return value * self.automaton.reachable[length - n - 1][following]
 
 
@@ -146,7 +153,8 @@ class LearntHead(nn.Module):
     ) -> Float[Tensor, "row token"]:
         """ψ of every next token at position ``n``."""
         position = torch.full((len(features),), n, device=features.device)
-        return self.reader.at_all_tokens(features, position, 0).sigmoid()
+        (logits,) = self.reader.at_tokens(features, position, [None])
+        return logits.sigmoid()
 
 
 Head = PatternHead | LearntHead

@@ -152,7 +152,7 @@ class Lookahead:
             value = value * factor
         expected = (log_p.exp() * value).sum(-1, keepdim=True)
         log_value = torch.where(expected > 0, value + self.delta * expected, 1.0).log()
-        log_expected = (log_p + log_value).logsumexp(-1, keepdim=True)
+        log_expected = torch.where(expected > 0, (1 + self.delta) * expected, 1.0).log()
         return Weighed(log_p + log_value - log_expected, log_value, log_expected)
 
     def save(self, folder: str | Path) -> None:
