@@ -26,7 +26,8 @@ from structured_voronoi import controls
 from structured_voronoi.contracts import Control
 from structured_voronoi.errors import SamplingError, did_you_mean
 
-COUNTED = {"words": controls.Predicate.words, "characters": controls.Predicate.characters}
+COUNTED = ("words", "characters")
+"""What can be counted in a text: the names of the predicates that do."""
 
 
 def parse_control(text: str, device: str = "cpu") -> tuple[Control, float]:
@@ -49,7 +50,7 @@ def parse_control(text: str, device: str = "cpu") -> tuple[Control, float]:
         imported = _import_control(name)
         return (imported, weight) if isinstance(imported, Control) else (controls.Predicate(imported, name), weight)
     if name in COUNTED and equals:
-        return COUNTED[name](*_parse_bounds(name, value)), weight
+        return getattr(controls.Predicate, name)(*_parse_bounds(name, value)), weight
     if name == "only" and equals:
         return controls.Predicate.only(value.split(",")), weight
     known = [*controls.bundled_controls(), "keyword", "regex", *COUNTED, "only"]

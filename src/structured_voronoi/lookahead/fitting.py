@@ -23,7 +23,7 @@ from structured_voronoi.lookahead.lookahead import (
     untrained,
 )
 from structured_voronoi.lookahead.rounds import perplexity_share, refine_in_rounds
-from structured_voronoi.problem.drawing import redraw_by
+from structured_voronoi.problem.drawing import log_bound, redraw, redraw_by
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.progress import Tick, progress_bar
 from structured_voronoi.streams import Rng, block_rows, in_blocks, inverse_cdf, widened
@@ -33,7 +33,9 @@ STEPS, BATCH, LEARNING_RATE, WEIGHT_DECAY = 600, 64, 6e-4, 0.1
 LEAST_STEPS, MOST_PASSES = 100, 40
 """Where the pilot is small, steps end after so many passes through it."""
 CHECKED, FINALISTS = 128, 3
-"""Texts drawn to judge every lookahead by their effective share; of the best, four times as many."""
+"""Texts drawn to judge every lookahead by; of the best, four times as many."""
+ENOUGH = 20
+"""Effective texts of the model that satisfy the target, by which lookaheads can be judged instead."""
 DELTAS = (0.03, 0.1, 1.0)
 """Shares of the plain model that are tried. With 0.001, intervals of probabilities held the truth too seldom: what a
 lookahead hardly ever draws, its own draws do not show."""
@@ -67,16 +69,34 @@ def fit_lookahead(problem: Problem, texts: int, seed: int, progress: bool) -> Lo
             trained = _train(problem, _sizes_of(blank, size), pilot, seed)
             candidates += [Lookahead(trained.heads, delta, trained.identity) for delta in DELTAS]
             tick(f"heads on {size}", texts // len(sizes))
-        candidates.sort(key=lambda one: _judge(problem, one, CHECKED, seed), reverse=True)
-        best = max(candidates[:FINALISTS], key=lambda one: _judge(problem, one, 4 * CHECKED, seed))
+        best = _choose(problem, candidates, seed)
         return refine_in_rounds(problem, best, texts // 2, seed, tick)
 
 
-def _judge(problem: Problem, lookahead: Lookahead, texts: int, seed: int) -> float:
-    """How much draws of its own are worth, from 0 to 1."""
-    levels = Rng(seed, texts, "lookahead check", problem.device).uniform(problem.length)
+def _choose(problem: Problem, candidates: list[Lookahead], seed: int) -> Lookahead:
+    """The candidate whose draws are worth most.
+
+    Where enough fresh texts of the model satisfy the target, by how probable these are as proposals, exp(-KL(π ‖ q)):
+    that sees what a candidate hardly ever draws. Where they do not, by the entropy of the weights of its own draws.
+    """
+    levels = Rng(seed, 4 * CHECKED, "lookahead check", problem.device).uniform(problem.length)
     blank = problem.allowed_tokens[:1].expand(levels.shape).clone()
-    return perplexity_share(lookahead.propose(problem, blank, 0, levels).log_weight)
+    plain = redraw(problem, blank, 0, problem.length, levels)
+    chance = widened(plain.log_rest - log_bound(problem)).exp().nan_to_num(0.0).clamp(max=1.0)
+    if float(chance.sum()) ** 2 > ENOUGH * float((chance**2).sum()):
+        some, share = plain.tokens[chance > 0], chance[chance > 0] / chance.sum()
+
+        def judge_texts(lookahead: Lookahead) -> float:
+            weight = lookahead.score(problem, some).log_weight
+            return -float((share * weight).sum())
+
+        return max(candidates, key=judge_texts)
+
+    def judge_draws(lookahead: Lookahead, texts: int) -> float:
+        return perplexity_share(lookahead.propose(problem, blank[:texts], 0, levels[:texts]).log_weight)
+
+    finalists = sorted(candidates, key=lambda one: judge_draws(one, CHECKED), reverse=True)[:FINALISTS]
+    return max(finalists, key=lambda one: judge_draws(one, 4 * CHECKED))
 
 
 def _sizes_of(blank: Lookahead, size: Size) -> dict[str, Size]:
