@@ -53,10 +53,7 @@ class Pilot(NamedTuple):
 
 
 def fit_lookahead(problem: Problem, texts: int, seed: int, progress: bool) -> Lookahead:
-    """Heads of every size, trained on one pilot; the size and δ are those whose draws have the best effective share.
-
-    Then it is refined in rounds of its own draws, as long as that share rises.
-    """
+    """Heads of every size, trained on one pilot; the best size and δ are refined in rounds of their own draws."""
     check_count(texts=texts)
     names = factor_names(problem)
     blank = untrained(problem, dict.fromkeys(names, SIZES[0]), DELTAS[0])
