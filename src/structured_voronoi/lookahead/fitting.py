@@ -23,7 +23,7 @@ from structured_voronoi.lookahead.lookahead import (
     untrained,
 )
 from structured_voronoi.lookahead.rounds import perplexity_share, refine_in_rounds
-from structured_voronoi.problem.drawing import log_bound, redraw, redraw_by
+from structured_voronoi.problem.drawing import draw_all, log_bound, redraw_by
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.progress import Tick, progress_bar
 from structured_voronoi.streams import Rng, block_rows, in_blocks, inverse_cdf, widened
@@ -77,8 +77,7 @@ def _choose(problem: Problem, candidates: list[Lookahead], seed: int) -> Lookahe
     that sees what a candidate hardly ever draws. Where they do not, by the entropy of the weights of its own draws.
     """
     levels = Rng(seed, 4 * CHECKED, "lookahead check", problem.device).uniform(problem.length)
-    blank = problem.allowed_tokens[:1].expand(levels.shape).clone()
-    plain = redraw(problem, blank, 0, problem.length, levels)
+    plain = draw_all(problem, levels, "a lookahead")
     chance = widened(plain.log_rest - log_bound(problem)).exp().nan_to_num(0.0).clamp(max=1.0)
     if float(chance.sum()) ** 2 > ENOUGH * float((chance**2).sum()):
         some, share = plain.tokens[chance > 0], chance[chance > 0] / chance.sum()
@@ -90,7 +89,7 @@ def _choose(problem: Problem, candidates: list[Lookahead], seed: int) -> Lookahe
         return max(candidates, key=judge_texts)
 
     def judge_draws(lookahead: Lookahead, texts: int) -> float:
-        return perplexity_share(lookahead.propose(problem, blank[:texts], 0, levels[:texts]).log_weight)
+        return perplexity_share(lookahead.draw(problem, levels[:texts]).log_weight)
 
     finalists = sorted(candidates, key=lambda one: judge_draws(one, CHECKED), reverse=True)[:FINALISTS]
     return max(finalists, key=lambda one: judge_draws(one, 4 * CHECKED))

@@ -97,6 +97,11 @@ class Lookahead:
 
         return Proposal(*in_blocks(propose_block, tokens, levels, rows_at_a_time=rows))
 
+    def draw(self, problem: Problem, levels: Float[Tensor, "row n"]) -> Proposal:
+        """Whole texts, each token at its level."""
+        blank = problem.allowed_tokens[:1].expand(levels.shape).clone()
+        return self.propose(problem, blank, 0, levels)
+
     @torch.no_grad()
     def _propose_block(self, problem: Problem, tokens: Tensor, start: int, levels: Tensor | None) -> tuple[Tensor, ...]:
         """Tokens drawn at their levels or, without levels, kept as they are."""

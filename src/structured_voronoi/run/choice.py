@@ -216,18 +216,12 @@ def plan_guided(
 
 def _make_guide(problem: Problem, seed: int, progress: bool) -> Guide:
     """The lookahead of the cache, or a new one that is put there, and draws of it."""
-    began = perf_counter()
+    bound, began = log_bound(problem), perf_counter()
     lookahead = kept_lookahead(problem, LOOKAHEAD_TEXTS, LOOKAHEAD_SEED, progress)
-    return check_lookahead(problem, lookahead, perf_counter() - began, seed)
-
-
-def check_lookahead(problem: Problem, lookahead: Lookahead, fitting: float, seed: int) -> Guide:
-    """A lookahead that took so many seconds, with draws of it."""
-    bound = log_bound(problem)
+    fitting = perf_counter() - began
 
     def weigh(rng: Rng) -> Tensor:
-        blank = problem.allowed_tokens[:1].expand(len(rng), problem.length).clone()
-        return lookahead.propose(problem, blank, 0, rng.uniform(problem.length)).log_weight - bound
+        return lookahead.draw(problem, rng.uniform(problem.length)).log_weight - bound
 
     draws = _draw_in_waves(problem, weigh, range(CHECKED), seed)
     if draws.effective < UNSURE:

@@ -132,8 +132,7 @@ def _weigh_texts(
     with progress_bar(texts, progress, "weighted texts") as tick:
         for begin in range(0, texts, AT_A_TIME):
             rng = Rng(seed, range(begin, min(begin + AT_A_TIME, texts)), "probability", problem.device)
-            blank = problem.allowed_tokens[:1].expand(len(rng), problem.length).clone()
-            drawn = lookahead.propose(problem, blank, 0, rng.uniform(problem.length))
+            drawn = lookahead.draw(problem, rng.uniform(problem.length))
             if not problem.normalised:
                 log_acceptance(problem, drawn.tokens, drawn.log_rest)
             parts.append(drawn.log_weight.cpu().double().numpy() - bound)

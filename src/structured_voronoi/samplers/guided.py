@@ -122,8 +122,7 @@ class Guided:
     def _draw_texts(self, problem: Problem, lookahead: Lookahead, rng: Rng, count: int) -> list[Proposal]:
         """``count`` texts for each chain, as one batch."""
         levels = rng.uniform(count, problem.length).transpose(0, 1).flatten(0, 1)
-        blank = problem.allowed_tokens[:1].expand(levels.shape).clone()
-        drawn = lookahead.propose(problem, blank, 0, levels)
+        drawn = lookahead.draw(problem, levels)
         columns = [part.view(count, len(rng), *part.shape[1:]) for part in drawn]
         return [Proposal(*(column[i] for column in columns)) for i in range(count)]
 

@@ -94,8 +94,7 @@ def _weighted_texts(
     parts = []
     for begin in range(0, budget.weighted, AT_A_TIME):
         rng = Rng(budget.seed, range(begin, min(begin + AT_A_TIME, budget.weighted)), "rare", problem.device)
-        blank = problem.allowed_tokens[:1].expand(len(rng), problem.length).clone()
-        drawn = lookahead.propose(problem, blank, 0, rng.uniform(problem.length))
+        drawn = lookahead.draw(problem, rng.uniform(problem.length))
         parts.append((drawn.tokens, -(drawn.log_p.sum(-1) + drawn.log_rest), drawn.log_weight - log_bound(problem)))
     tokens, energy, log_weight = (torch.cat(column) for column in zip(*parts, strict=True))
     return tokens, energy.double(), log_weight.double()
