@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from structured_voronoi.lookahead.lookahead import Lookahead, hidden_features, log_factors
+from structured_voronoi.lookahead.lookahead import Lookahead, Proposal, hidden_features, log_factors
 from structured_voronoi.problem.drawing import redraw_by
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.progress import Tick
@@ -86,9 +86,9 @@ def draw_round(problem: Problem, lookahead: Lookahead, texts: int, rng: Rng) -> 
         factors = log_factors(problem, tokens, widened(log_rest))
         ends = [factors[name].exp().nan_to_num(0.0).clamp(max=1.0) for name in lookahead.heads]
         labels = [torch.stack([*means[1:], end.to(means[0])], dim=1) for means, end in zip(expected, ends, strict=True)]
-        log_weight = widened(log_probs - log_q).sum(-1) + widened(log_rest)
+        drawn = Proposal(tokens, widened(log_probs), log_q, widened(log_rest))
         columns = [torch.stack(column, dim=1) for column in (*features, *outputs)]
-        return tokens, torch.where(log_weight.isfinite(), log_weight, -torch.inf), *columns, *labels
+        return tokens, drawn.log_weight, *columns, *labels
 
     rows = lookahead.rows_at_a_time(problem)
     tokens, log_weight, *parts = in_blocks(draw_block, rng.uniform(problem.length), rows_at_a_time=rows)
