@@ -108,11 +108,16 @@ def inverse_cdf(
     size = block_rows(3 * 8 * rows.shape[-1], memory)
     parts = []
     for begin in range(0, len(rows), size):
-        cumulative = widened(rows[begin : begin + size]).softmax(-1).cumsum(-1)
-        scaled = levels[begin : begin + size, None] * cumulative[..., -1:]
-        parts.append(torch.searchsorted(cumulative, scaled.to(cumulative)).squeeze(-1))
-    index = torch.cat(parts).clamp(max=rows.shape[-1] - 1)  # NaN weights are searched past the end
-    return index.view(level.shape)
+        weights = widened(rows[begin : begin + size]).softmax(-1)
+        parts.append(index_at_level(weights, levels[begin : begin + size]))
+    return torch.cat(parts).view(level.shape)
+
+
+def index_at_level(weights: Float[Tensor, "row token"], level: Float[Tensor, " row"]) -> Int[Tensor, " row"]:
+    """The index at which the cumulative distribution ∝ weights passes ``level``."""
+    cumulative = widened(weights).cumsum(-1)
+    index: Tensor = torch.searchsorted(cumulative, (level[:, None] * cumulative[:, -1:]).to(cumulative)).squeeze(-1)
+    return index.clamp(max=weights.shape[-1] - 1)  # NaN weights are searched past the end
 
 
 _MASK = 0xFFFFFFFF

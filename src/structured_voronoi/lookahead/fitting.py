@@ -28,8 +28,8 @@ from structured_voronoi.problem.problem import Problem
 from structured_voronoi.progress import Tick, progress_bar
 from structured_voronoi.streams import Rng, block_rows, in_blocks, inverse_cdf, widened
 
-STEPS, BATCH, LEARNING_RATE, WEIGHT_DECAY = 600, 64, 6e-4, 0.1
-"""Of the training of a head; a batch is so many texts, with all their prefixes."""
+STEPS, BATCH, LEARNING_RATE, WEIGHT_DECAY = 600, 512, 6e-4, 0.1
+"""Of the training of a head; a batch is so many prefixes, each of some text."""
 LEAST_STEPS, MOST_PASSES = 100, 40
 """Where the pilot is small, steps end after so many passes through it."""
 CHECKED, FINALISTS = 128, 3
@@ -182,16 +182,16 @@ def _train_head(head: Head, features: Tensor, tokens: Tensor, labels: Tensor, se
         return
     weight = 1 / labels.mean((0, 1)).clamp(min=LEAST_LABEL)
     optimiser = torch.optim.AdamW(head.reader.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
-    steps = min(STEPS, max(LEAST_STEPS, MOST_PASSES * texts // BATCH))
+    steps = min(STEPS, max(LEAST_STEPS, MOST_PASSES * texts * length // BATCH))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     generator = torch.Generator().manual_seed(seed)
-    position = torch.arange(length, device=tokens.device).expand(BATCH, -1).flatten()
     scale = features.shape[-1] ** -0.5
     with torch.enable_grad():
         for _ in range(steps):
             rows = torch.randint(texts, (BATCH,), generator=generator).to(tokens.device)
-            logits = head.reader.at_token(features[rows].flatten(0, 1), position, tokens[rows].flatten())
-            loss = nn.functional.binary_cross_entropy_with_logits(logits, labels[rows].flatten(0, 1), reduction="none")
+            position = torch.randint(length, (BATCH,), generator=generator).to(tokens.device)
+            logits = head.reader.at_token(features[rows, position], position, tokens[rows, position])
+            loss = nn.functional.binary_cross_entropy_with_logits(logits, labels[rows, position], reduction="none")
             loss = (loss * weight).mean() * scale
             optimiser.zero_grad(set_to_none=True)
             loss.backward()

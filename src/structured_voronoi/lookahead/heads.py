@@ -7,14 +7,15 @@ says of the text so far.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from structured_voronoi.lookahead.vocabulary import TokenAutomaton
+from structured_voronoi.streams import BLOCK
 
 Size = Literal["position", "hidden", "token", "prefix"]
 """What a head looks at: the position alone, the hidden state too, the next token too, its control's reading too."""
@@ -63,19 +64,14 @@ class Reader(nn.Module):
         tokens: Tensor = self.coordinates[token]
         return level + torch.einsum("rgk,rk->rg", slope, tokens)
 
-    def at_tokens(
-        self, hidden: Tensor, position: Tensor, tokens: Sequence[Int[Tensor, " some"] | None]
-    ) -> list[Float[Tensor, "row some"]]:
-        """The logits of every output for some tokens of the vocabulary each, or for all of them."""
-        level, slope = self.parts(hidden, position)
-        logits = []
-        for output, some in enumerate(tokens):
-            coordinates = self.coordinates if some is None else self.coordinates[some]
-            if slope is None:
-                logits.append(level[:, output, None].expand(-1, len(coordinates)))
-            else:
-                logits.append(level[:, output, None] + slope[:, output] @ coordinates.T)
-        return logits
+    def logits(
+        self, level: Float[Tensor, " row"], slope: Float[Tensor, "row r"] | None, tokens: Int[Tensor, " some"] | None
+    ) -> Float[Tensor, "row some"]:
+        """a + u·e_v for some tokens v, or for all of them."""
+        coordinates = self.coordinates if tokens is None else self.coordinates[tokens]
+        if slope is None:
+            return level[:, None].expand(-1, len(coordinates))
+        return torch.addmm(level[:, None], slope, coordinates.T)
 
 
 class PatternHead(nn.Module):
@@ -89,8 +85,16 @@ class PatternHead(nn.Module):
         live = automaton.live
         self.output_of = torch.full((len(automaton.accepting),), -1, device=live.device)
         self.output_of[live] = torch.arange(len(live), device=live.device)
-        self.tokens_to = [(automaton.next == state).any(0).nonzero().squeeze(-1) for state in live.tolist()]
-        """For every output, the tokens that lead to its state from anywhere: for most states they are few."""
+        usual = automaton.next.mode(0).values
+        """The state that each token leads to from most states: what a text ends with often decides it."""
+        self.usual = _tokens_by_state(usual)
+        self.order = torch.cat([tokens for _, tokens in self.usual]).argsort()
+        is_other = automaton.next != usual
+        self.others = {
+            state: _tokens_by_state(automaton.next[state], is_other[state])
+            for state in is_other.any(-1).nonzero().squeeze(-1).tolist()
+        }
+        """For every state, the tokens that lead elsewhere from there."""
 
     def begin(self, tokens: Int[Tensor, "row n"]) -> Int[Tensor, " row"]:
         """The automaton's state after each row of tokens."""
@@ -110,14 +114,41 @@ class PatternHead(nn.Module):
         self, state: Int[Tensor, " row"], features: Float[Tensor, "row d"], n: int, length: int
     ) -> Float[Tensor, "row token"]:
         """ψ of every next token at position ``n``."""
-        following = self.automaton.next[state].long()
-        output = self.output_of[following]
-        value = self.automaton.satisfied[following].to(features)
-        position = torch.full((len(features),), n, device=features.device)
-        for number, logits in enumerate(self.reader.at_tokens(features, position, self.tokens_to)):
-            some = self.tokens_to[number]
-            value[:, some] = torch.where(output[:, some] == number, logits.sigmoid(), value[:, some])
-        return value * self.automaton.reachable[length - n - 1][following]
+        left, position = length - n - 1, torch.full((len(features),), n, device=features.device)
+        level, slope = self.reader.parts(features, position)
+        parts = [self._value_after(target, left, level, slope, tokens) for target, tokens in self.usual]
+        value = torch.cat(parts, dim=-1).index_select(-1, self.order)
+        for present in torch.unique(state).tolist():
+            rows = _padded((state == present).nonzero().squeeze(-1))
+            slopes = None if slope is None else slope[rows]
+            for target, tokens in self.others.get(present, ()):
+                value[rows[:, None], tokens] = self._value_after(target, left, level[rows], slopes, tokens)
+        return value
+
+    def _value_after(
+        self, target: int, left: int, level: Tensor, slope: Tensor | None, tokens: Int[Tensor, " some"]
+    ) -> Float[Tensor, "row some"]:
+        """ψ of some tokens, all of which lead to one state, with so many tokens left after them."""
+        output = int(self.output_of[target])
+        if output < 0 or not self.automaton.reachable[left, target]:
+            settled = self.automaton.satisfied[target] & self.automaton.reachable[left, target]
+            return settled.to(level).expand(len(level), len(tokens))
+        return self.reader.logits(level[:, output], None if slope is None else slope[:, output], tokens).sigmoid()
+
+
+def _tokens_by_state(
+    following: Int[Tensor, " token"], some: Bool[Tensor, " token"] | None = None
+) -> list[tuple[int, Int[Tensor, " some"]]]:
+    """States, and the tokens that lead to each of them; of some tokens, or of all."""
+    some = torch.ones_like(following, dtype=torch.bool) if some is None else some
+    return [
+        (state, (some & (following == state)).nonzero().squeeze(-1)) for state in torch.unique(following[some]).tolist()
+    ]
+
+
+def _padded(rows: Int[Tensor, " row"]) -> Int[Tensor, " padded"]:
+    """Rows with the first one repeated to a multiple of 8, so that no row's numbers depend on how many there are."""
+    return torch.cat([rows, rows[:1].expand(-len(rows) % BLOCK)])
 
 
 class LearntHead(nn.Module):
@@ -153,8 +184,8 @@ class LearntHead(nn.Module):
     ) -> Float[Tensor, "row token"]:
         """ψ of every next token at position ``n``."""
         position = torch.full((len(features),), n, device=features.device)
-        (logits,) = self.reader.at_tokens(features, position, [None])
-        return logits.sigmoid()
+        level, slope = self.reader.parts(features, position)
+        return self.reader.logits(level[:, 0], None if slope is None else slope[:, 0], None).sigmoid()
 
 
 Head = PatternHead | LearntHead

@@ -32,7 +32,7 @@ from structured_voronoi.lookahead.patterns import CannotCompile, compile_pattern
 from structured_voronoi.lookahead.vocabulary import TokenAutomaton, token_bytes
 from structured_voronoi.problem.drawing import check_autoregressive, log_bound, redraw_by, rows_to_redraw
 from structured_voronoi.problem.problem import Problem, bind
-from structured_voronoi.streams import BLOCK, in_blocks, inverse_cdf, widened
+from structured_voronoi.streams import BLOCK, in_blocks, index_at_level, widened
 
 WEIGHTS, SETTINGS = "lookahead.safetensors", "lookahead.json"
 LEAST_READING = 1e-3
@@ -59,14 +59,28 @@ class Proposal(NamedTuple):
 
 
 class Weighed(NamedTuple):
-    """The next token as a lookahead sees it."""
+    """The next token as a lookahead sees it: the proposal is q = p value / expected."""
 
-    log_q: Float[Tensor, "row token"]
-    """log of the proposal: log p + log value - log expected."""
-    log_value: Float[Tensor, "row token"]
-    """log of what each token will come to, with δ in it."""
-    log_expected: Float[Tensor, "row 1"]
-    """log of the mean of that under the model."""
+    log_p: Float[Tensor, "row token"]
+    value: Float[Tensor, "row token"]
+    """What each token will come to, with δ in it."""
+    expected: Float[Tensor, " row"]
+    """The mean of that under the model."""
+
+    @classmethod
+    def of(cls, log_p: Float[Tensor, "row token"], value: Float[Tensor, "row token"]) -> Weighed:
+        return cls(log_p, value, (log_p.exp() * value).sum(-1))
+
+    def draw(self, level: Float[Tensor, " row"]) -> Int[Tensor, " row"]:
+        """A token of each row from q."""
+        return index_at_level(self.log_p.exp() * self.value, level)
+
+    def log_q(self, token: Int[Tensor, " row"]) -> Float[Tensor, " row"]:
+        log_p = widened(self.log_p.gather(-1, token[:, None])[:, 0])
+        return log_p + self.log_value(token) - self.expected.log()
+
+    def log_value(self, token: Int[Tensor, " row"]) -> Float[Tensor, " row"]:
+        return self.value.gather(-1, token[:, None])[:, 0].log()
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,9 +123,9 @@ class Lookahead:
         log_q = widened(torch.zeros(tokens.shape, device=tokens.device))
 
         def choose(n: int, log_probs: Tensor, hidden: Tensor | None) -> Tensor:
-            proposal = self.weigh(problem, states, n, log_probs, hidden).log_q
-            token = tokens[:, n] if levels is None else inverse_cdf(proposal, levels[:, n - start])
-            log_q[:, n] = widened(proposal).gather(-1, token[:, None]).squeeze(-1)
+            weighed = self.weigh(problem, states, n, log_probs, hidden)
+            token = tokens[:, n] if levels is None else weighed.draw(levels[:, n - start])
+            log_q[:, n] = weighed.log_q(token)
             for name, head in self.heads.items():
                 states[name] = head.advance(states[name], token)
             return token
@@ -152,13 +166,11 @@ class Lookahead:
 
     def combine(self, log_probs: Float[Tensor, "row token"], values: list[Float[Tensor, "row token"]]) -> Weighed:
         """The proposal that the model's probabilities and the heads' values make together."""
-        log_p, value = widened(log_probs).log_softmax(-1), widened(torch.ones_like(log_probs))
+        p, value = log_probs.exp(), widened(torch.ones_like(log_probs))
         for factor in values:
             value = value * factor
-        expected = (log_p.exp() * value).sum(-1, keepdim=True)
-        log_value = torch.where(expected > 0, value + self.delta * expected, 1.0).log()
-        log_expected = torch.where(expected > 0, (1 + self.delta) * expected, 1.0).log()
-        return Weighed(log_p + log_value - log_expected, log_value, log_expected)
+        expected = (p * value).sum(-1, keepdim=True)
+        return Weighed.of(log_probs, torch.where(expected > 0, value + self.delta * expected, 1.0))
 
     def save(self, folder: str | Path) -> None:
         """Weights as safetensors, settings as JSON."""

@@ -19,10 +19,10 @@ from structured_voronoi.lookahead.lookahead import Lookahead, Proposal, hidden_f
 from structured_voronoi.problem.drawing import redraw_by
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.progress import Tick
-from structured_voronoi.streams import Rng, in_blocks, inverse_cdf, widened
+from structured_voronoi.streams import Rng, in_blocks, widened
 
 ROUNDS = 3
-STEPS, BATCH, LEARNING_RATE = 200, 64, 3e-4
+STEPS, BATCH, LEARNING_RATE = 200, 512, 3e-4
 LEAST_SHARE = 0.5
 """Weights are tempered until their effective share is this."""
 LEAST_VALUE = 1e-6
@@ -74,9 +74,9 @@ def draw_round(problem: Problem, lookahead: Lookahead, texts: int, rng: Rng) -> 
                 features[k].append(head.features(states[name], read))
                 values.append(head.value(states[name], features[k][-1], n, problem.length))
                 expected[k].append((p * values[k]).sum(-1))
-            proposal = lookahead.combine(log_probs, values).log_q
-            token = inverse_cdf(proposal, levels[:, n])
-            log_q[:, n] = widened(proposal).gather(-1, token[:, None]).squeeze(-1)
+            weighed = lookahead.combine(log_probs, values)
+            token = weighed.draw(levels[:, n])
+            log_q[:, n] = weighed.log_q(token)
             for k, (name, head) in enumerate(lookahead.heads.items()):
                 states[name] = head.advance(states[name], token)
                 outputs[k].append(head.output_after(states[name]))
@@ -111,14 +111,14 @@ def _refine(lookahead: Lookahead, rounds: list[Round], seed: int) -> Lookahead:
         )
         parameters, generator = list(head.reader.parameters()), torch.Generator().manual_seed(seed)
         optimiser = torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=0.0)
-        position = torch.arange(tokens.shape[1], device=tokens.device).expand(BATCH, -1).flatten()
         sums = [torch.zeros_like(parameter) for parameter in parameters]
         head.requires_grad_(True)
         with torch.enable_grad():
             for step in range(STEPS):
                 rows = torch.multinomial(chances, BATCH, replacement=True, generator=generator).to(tokens.device)
-                output, label = outputs[rows].flatten(), labels[rows].flatten()
-                logits = head.reader.at_token(features[rows].flatten(0, 1), position, tokens[rows].flatten())
+                position = torch.randint(tokens.shape[1], (BATCH,), generator=generator).to(tokens.device)
+                output, label = outputs[rows, position], labels[rows, position]
+                logits = head.reader.at_token(features[rows, position], position, tokens[rows, position])
                 logit = logits.gather(-1, output.clamp(min=0)[:, None]).squeeze(-1)
                 loss = nn.functional.binary_cross_entropy_with_logits(logit, label, reduction="none")
                 relative = loss / (logit.detach().sigmoid() + label).clamp(min=LEAST_VALUE)

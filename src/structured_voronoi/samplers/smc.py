@@ -22,7 +22,7 @@ from structured_voronoi.lookahead.heads import Head, PatternHead
 from structured_voronoi.lookahead.lookahead import Lookahead, Weighed, untrained
 from structured_voronoi.problem.drawing import check_autoregressive, forgettable_start, redraw_by, rows_to_redraw
 from structured_voronoi.problem.problem import Problem, bind
-from structured_voronoi.streams import BLOCK, Rng, inverse_cdf, widened
+from structured_voronoi.streams import BLOCK, Rng, widened
 
 WHO = "sequential Monte Carlo"
 
@@ -160,18 +160,16 @@ class SMC:
         def choose(n: int, log_probs: Tensor, hidden: Tensor | None) -> Choice:
             nonlocal states, log_weight, log_value, decoded
             weighed = self._weigh(problem, states, n, log_probs, hidden)
-            log_weight = log_weight + self.log_increment(weighed.log_expected[:, 0], log_value)
+            log_weight = log_weight + self.log_increment(weighed.expected.log(), log_value)
             log_weight = _finite_where(_is_alive(heads, states, length - n, log_weight), log_weight)
             resampling = self._resample(log_weight.view(systems, count), resample_levels[:, n])
             if resampling is not None:
                 parents, log_weight = resampling
-                weighed, log_probs = Weighed(*(part[parents] for part in weighed)), log_probs[parents]
+                weighed = Weighed(*(part[parents] for part in weighed))
                 states, decoded = {name: state[parents] for name, state in states.items()}, decoded[parents]
-            token = inverse_cdf(weighed.log_q, levels[:, n])
-            log_value, log_p = (
-                widened(part).gather(-1, token[:, None])[:, 0] for part in (weighed.log_value, log_probs)
-            )
-            decoded = decoded + log_p
+            token = weighed.draw(levels[:, n])
+            log_value = weighed.log_value(token)
+            decoded = decoded + widened(weighed.log_p).gather(-1, token[:, None])[:, 0]
             states = {name: head.advance(states[name], token) for name, head in heads.items()}
             return token if resampling is None else (token, parents)
 
@@ -194,8 +192,7 @@ class SMC:
     ) -> Weighed:
         if isinstance(self.lookahead, Lookahead):
             return self.lookahead.weigh(problem, states, n, log_probs, hidden)
-        nothing = widened(torch.zeros_like(log_probs))
-        return Weighed(log_probs, nothing, nothing[:, :1])
+        return Weighed.of(log_probs, widened(torch.ones_like(log_probs)))
 
     def _resample(
         self, log_weight: Float[Tensor, "system particle"], level: Float[Tensor, " system"]

@@ -149,6 +149,6 @@ class BlindLookahead(Lookahead):
         self, problem: Problem, states: dict[str, Tensor], n: int, log_probs: Tensor, hidden: Tensor | None
     ) -> Weighed:
         weighed = super().weigh(problem, states, n, log_probs, hidden)
-        log_q = weighed.log_q.clone()
-        log_q[:, self.never] = -torch.inf
-        return weighed._replace(log_q=log_q.log_softmax(-1))
+        value = weighed.value.clone()
+        value[:, self.never] = 0.0
+        return Weighed.of(log_probs, value)
