@@ -83,7 +83,7 @@ class Budget:
     """What every method may spend on a case."""
 
     length: int = 20
-    pilot: int = 2048
+    pilot: int = 4096
     """Texts that a lookahead learns from."""
     weighted: int = 2048
     """Guided texts that are weighted: the probability, the effective share and the truth of the energy."""
@@ -102,7 +102,7 @@ class Budget:
     """The same of genlm-control, and of FUDGE as many texts as these have particles: both are slower."""
     threshold: float = 0.5
     """Effective share below which particles are resampled."""
-    race_seconds: float = 30.0
+    race_seconds: float = 90.0
     """Time of one core that each method has in the race, its pilot included."""
     seed: int = 0
 
