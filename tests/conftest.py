@@ -1,5 +1,18 @@
-"""What holds for all tests: no test asks a model hub for anything."""
+"""What holds for all tests: no test asks a model hub for anything, and lookaheads are fitted in fewer steps."""
 
 import os
 
+import pytest
+
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when the libraries are imported
+
+
+@pytest.fixture(autouse=True)
+def short_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any lookahead is exact, so that most tests need no good one."""
+    from structured_voronoi.lookahead import fitting, rounds
+
+    monkeypatch.setattr(fitting, "STEPS", 150)
+    monkeypatch.setattr(fitting, "CHECKED", 32)
+    monkeypatch.setattr(rounds, "STEPS", 50)
+    monkeypatch.setattr(rounds, "ROUNDS", 1)

@@ -22,6 +22,7 @@ from structured_voronoi.contracts import Pattern
 from structured_voronoi.controls.parsing import parse_control
 from structured_voronoi.experiments.exactness.guided import lookaheads
 from structured_voronoi.expressions import CannotCompile, CharacterAutomaton
+from structured_voronoi.lookahead import fitting
 from structured_voronoi.lookahead.fitting import draw_pilot
 from structured_voronoi.lookahead.heads import PatternHead
 from structured_voronoi.lookahead.lookahead import Lookahead, untrained
@@ -439,3 +440,15 @@ def test_the_second_plan_takes_the_lookahead_from_the_cache(tmp_path: Path, monk
     path.write_bytes(b"damaged")
     kept_lookahead(problem, 32, SEED, progress=False)
     assert path.stat().st_size > 1000
+
+
+def test_a_limit_in_seconds_makes_the_pilot_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    draw = fitting.draw_pilot
+    monkeypatch.setattr(fitting, "_seconds_of_a_text", lambda *_: 1.0)
+    monkeypatch.setattr(fitting, "draw_pilot", lambda *given: drawn.append(given[2]) or draw(*given))
+    target = Listed(small_model(3), {Predicate(likes_pubs): 1.0})
+    Lookahead.fit(target, texts=512, progress=False, seconds=1e-9)
+    assert drawn == [fitting.LEAST_TEXTS]
+    with pytest.raises(sv.SamplingError, match="seconds"):
+        Lookahead.fit(target, texts=512, progress=False, seconds=-1.0)

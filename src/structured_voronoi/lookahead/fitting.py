@@ -7,13 +7,15 @@ if the future's contexts were those of this text. These labels are smooth and ne
 
 from __future__ import annotations
 
+import math
+from time import perf_counter
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from structured_voronoi.errors import SamplingError, check_count
+from structured_voronoi.errors import SamplingError, check_count, check_positive
 from structured_voronoi.lookahead.heads import SIZES, Head, PatternHead, Size
 from structured_voronoi.lookahead.lookahead import (
     Lookahead,
@@ -42,6 +44,9 @@ lookahead hardly ever draws, its own draws do not show."""
 LEAST_LABEL = 1e-12
 PILOT_ROWS = 256
 """Texts of the pilot that are drawn at a time, so that progress is seen."""
+TIMED, LEAST_TEXTS, PILOT_PART = 16, 128, 0.3
+"""Under a limit in seconds: texts by which the model's speed is measured, the fewest of a pilot, and its part of the
+time. Half as many texts are drawn to choose a size and in each round, every one of them by heads, too."""
 
 
 class Pilot(NamedTuple):
@@ -52,9 +57,14 @@ class Pilot(NamedTuple):
     labels: dict[str, Float[Tensor, "text n output"]]
 
 
-def fit_lookahead(problem: Problem, texts: int, seed: int, progress: bool) -> Lookahead:
+def fit_lookahead(problem: Problem, texts: int, seed: int, progress: bool, seconds: float | None = None) -> Lookahead:
     """Heads of every size, trained on one pilot; the best size and δ are refined in rounds of their own draws."""
     check_count(texts=texts)
+    deadline = math.inf
+    if seconds is not None:
+        check_positive(seconds=seconds)
+        deadline = perf_counter() + seconds
+        texts = min(texts, max(LEAST_TEXTS, int(PILOT_PART * seconds / _seconds_of_a_text(problem, seed))))
     names = factor_names(problem)
     blank = untrained(problem, dict.fromkeys(names, SIZES[0]), DELTAS[0])
     sizes = [size for size in SIZES if size != "prefix" or any(head.is_readable for head in blank.heads.values())]
@@ -66,17 +76,26 @@ def fit_lookahead(problem: Problem, texts: int, seed: int, progress: bool) -> Lo
             trained = _train(problem, _sizes_of(blank, size), pilot, seed)
             candidates += [Lookahead(trained.heads, delta, trained.identity) for delta in DELTAS]
             tick(f"heads on {size}", texts // len(sizes))
-        best = _choose(problem, candidates, seed)
-        return refine_in_rounds(problem, best, texts // 2, seed, tick)
+        best = _choose(problem, candidates, texts, seed)
+        return refine_in_rounds(problem, best, texts // 2, seed, tick, deadline)
 
 
-def _choose(problem: Problem, candidates: list[Lookahead], seed: int) -> Lookahead:
+def _seconds_of_a_text(problem: Problem, seed: int) -> float:
+    """Of the model itself, drawn a few at a time; the second time, as the first one is slow."""
+    levels = Rng(seed, TIMED, "lookahead check", problem.device).uniform(problem.length)
+    draw_all(problem, levels, "a lookahead")
+    began = perf_counter()
+    draw_all(problem, levels, "a lookahead")
+    return (perf_counter() - began) / TIMED
+
+
+def _choose(problem: Problem, candidates: list[Lookahead], texts: int, seed: int) -> Lookahead:
     """The candidate whose draws are worth most.
 
     Where enough fresh texts of the model satisfy the target, by how probable these are as proposals, exp(-KL(π ‖ q)):
     that sees what a candidate hardly ever draws. Where they do not, by the entropy of the weights of its own draws.
     """
-    levels = Rng(seed, 4 * CHECKED, "lookahead check", problem.device).uniform(problem.length)
+    levels = Rng(seed, min(4 * CHECKED, texts), "lookahead check", problem.device).uniform(problem.length)
     plain = draw_all(problem, levels, "a lookahead")
     chance = widened(plain.log_rest - log_bound(problem)).exp().nan_to_num(0.0).clamp(max=1.0)
     if float(chance.sum()) ** 2 > ENOUGH * float((chance**2).sum()):

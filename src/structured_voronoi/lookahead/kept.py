@@ -13,8 +13,12 @@ from structured_voronoi.lookahead.lookahead import Lookahead, identify
 from structured_voronoi.models.folders import cache_folder
 from structured_voronoi.problem.problem import Problem
 
-FITTING = 2
+FITTING = 3
 """Raised when lookaheads are fitted otherwise, so that old ones are not found."""
+
+
+LONGEST = 90.0
+"""Seconds that are spent on one: a pilot of a large model has fewer texts."""
 
 
 def kept_lookahead(problem: Problem, texts: int, seed: int, progress: bool) -> Lookahead:
@@ -25,7 +29,7 @@ def kept_lookahead(problem: Problem, texts: int, seed: int, progress: bool) -> L
             return Lookahead.load(folder, problem)
         except SamplingError:
             shutil.rmtree(folder, ignore_errors=True)
-    lookahead = Lookahead.fit(problem, texts=texts, seed=seed, progress=progress)
+    lookahead = Lookahead.fit(problem, texts=texts, seed=seed, progress=progress, seconds=LONGEST)
     _put(lookahead, folder)
     return lookahead
 

@@ -94,11 +94,22 @@ class Lookahead:
     """The target it was made for."""
 
     @classmethod
-    def fit(cls, target: Target | Problem, texts: int = 2048, seed: int = 0, progress: bool = True) -> Lookahead:
-        """Learn from ``texts`` draws of the model itself."""
+    def fit(
+        cls,
+        target: Target | Problem,
+        texts: int = 2048,
+        seed: int = 0,
+        progress: bool = True,
+        *,
+        seconds: float | None = None,
+    ) -> Lookahead:
+        """Learn from ``texts`` draws of the model itself, or from as many as leave time to learn in ``seconds``.
+
+        With a limit in seconds the result depends on the speed of the machine.
+        """
         from structured_voronoi.lookahead.fitting import fit_lookahead
 
-        return fit_lookahead(bind(target), texts, seed, progress)
+        return fit_lookahead(bind(target), texts, seed, progress, seconds)
 
     def propose(
         self, problem: Problem, tokens: Int[Tensor, "row n"], start: int, levels: Float[Tensor, "row count"]
@@ -171,6 +182,15 @@ class Lookahead:
             value = value * factor
         expected = (p * value).sum(-1, keepdim=True)
         return Weighed.of(log_probs, torch.where(expected > 0, value + self.delta * expected, 1.0))
+
+    def check_fits(self, problem: Problem) -> None:
+        """Refuse a target of another vocabulary or length, of whose texts this cannot say anything."""
+        for name, value in (("vocabulary", len(problem.embeddings)), ("length", problem.length)):
+            made_for = self.identity.get(name)
+            if made_for != value:
+                raise SamplingError(
+                    f"the lookahead was made for another {name} ({made_for}, not {value}); fit one for this target"
+                )
 
     def save(self, folder: str | Path) -> None:
         """Weights as safetensors, settings as JSON."""

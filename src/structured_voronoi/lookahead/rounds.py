@@ -9,6 +9,8 @@ the target and not the proposal.
 from __future__ import annotations
 
 import copy
+import math
+from time import perf_counter
 from typing import NamedTuple
 
 import torch
@@ -39,16 +41,23 @@ class Round(NamedTuple):
     labels: list[Float[Tensor, "text n"]]
 
 
-def refine_in_rounds(problem: Problem, lookahead: Lookahead, texts: int, seed: int, tick: Tick) -> Lookahead:
-    """The best lookahead of a few rounds, by the effective share of its own draws, from which the next one learns."""
+def refine_in_rounds(
+    problem: Problem, lookahead: Lookahead, texts: int, seed: int, tick: Tick, deadline: float = math.inf
+) -> Lookahead:
+    """The best lookahead of a few rounds, by the effective share of its own draws, from which the next one learns.
+
+    None is begun after the deadline.
+    """
     best, best_share, rounds = lookahead, 0.0, []
-    for number in range(ROUNDS + 1):
+    for number in range(ROUNDS + 1 if perf_counter() < deadline else 0):
         drawn = draw_round(problem, lookahead, texts, Rng(seed, texts, f"lookahead round {number}", problem.device))
         share = perplexity_share(drawn.log_weight)
         tick(f"round {number}: effective share {share_of(drawn.log_weight):.2g}", texts // 2)
         if share <= best_share:
             break
         best, best_share = lookahead, share
+        if perf_counter() > deadline:
+            break
         rounds.append(drawn)
         if number < ROUNDS:
             lookahead = _refine(lookahead, rounds, seed)

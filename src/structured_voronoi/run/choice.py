@@ -28,7 +28,7 @@ from torch import Tensor
 
 from structured_voronoi.contracts import Chains, tune
 from structured_voronoi.errors import NoBoundError, NoStartError, SamplingError
-from structured_voronoi.lookahead.kept import is_kept, kept_lookahead
+from structured_voronoi.lookahead.kept import LONGEST, is_kept, kept_lookahead
 from structured_voronoi.lookahead.lookahead import Lookahead
 from structured_voronoi.lookahead.rounds import share_of
 from structured_voronoi.problem.drawing import log_bound
@@ -246,7 +246,7 @@ def _draw_tries(problem: Problem, seed: int, may_fit: bool) -> Draws:
 
 def _fitting_seconds(tries: Draws) -> float:
     """Of a lookahead, guessed from the speed of tries: candidates and rounds draw half as many texts again and more."""
-    return 2.5 * tries.seconds * LOOKAHEAD_TEXTS + TRAINING_SECONDS
+    return min(2.5 * tries.seconds * LOOKAHEAD_TEXTS + TRAINING_SECONDS, LONGEST)
 
 
 def _draw_in_waves(problem: Problem, weigh: Callable[[Rng], Tensor], numbers: range, seed: int) -> Draws:

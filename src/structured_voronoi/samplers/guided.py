@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from structured_voronoi.contracts import Info, Start, Synchronised, Target, blank_info
-from structured_voronoi.errors import NoStartError, SamplingError, check_count
+from structured_voronoi.errors import NoStartError, check_count
 from structured_voronoi.lookahead.lookahead import Lookahead, Proposal
 from structured_voronoi.problem.drawing import check_autoregressive, checked_start
 from structured_voronoi.problem.problem import Problem, bind
@@ -66,7 +66,7 @@ class Guided:
         check_autoregressive(problem, "guided sampling")
         lookahead = self.tuned(problem, rng.seed).lookahead
         assert lookahead is not None
-        check_fits(lookahead, problem)
+        lookahead.check_fits(problem)
         if isinstance(start, Tensor):
             return State(lookahead.score(problem, checked_start(problem, start, len(rng))), 0, lookahead)
         rng = rng.fork("start")
@@ -173,13 +173,3 @@ def redraw_suffix(
         torch.where(accepted, there.log_rest, here.log_rest),
     )
     return RedrawnSuffix(text, there.tokens, accepted, finite)
-
-
-def check_fits(lookahead: Lookahead, problem: Problem) -> None:
-    """Refuse a lookahead of another vocabulary or length, which cannot say anything of these texts."""
-    for name, value in (("vocabulary", len(problem.embeddings)), ("length", problem.length)):
-        made_for = lookahead.identity.get(name)
-        if made_for != value:
-            raise SamplingError(
-                f"the lookahead was made for another {name} ({made_for}, not {value}); fit one for this target"
-            )

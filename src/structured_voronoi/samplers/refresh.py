@@ -63,9 +63,7 @@ class Refresh:
         tokens, first = find_start(problem, rng, start, "none")
         log_probs, log_q = widened(token_log_probs(problem, tokens)), None
         if self.lookahead is not None:
-            from structured_voronoi.samplers.guided import check_fits
-
-            check_fits(self.lookahead, problem)
+            self.lookahead.check_fits(problem)
             log_q = torch.full_like(log_probs, torch.nan)
         return State(tokens, log_probs, -first.energy - log_probs.sum(-1), first.energy, 0, log_q)
 

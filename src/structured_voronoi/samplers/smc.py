@@ -94,6 +94,8 @@ class SMC:
         check_autoregressive(problem, WHO)
         lookahead = self.tuned(problem, rng.seed).lookahead
         assert lookahead is not None
+        if isinstance(lookahead, Lookahead):
+            lookahead.check_fits(problem)
         return State(forgettable_start(problem, rng, start), 0, lookahead)
 
     def step(self, target: Target | Problem, rng: Rng, state: State) -> tuple[State, Info]:
