@@ -32,9 +32,10 @@ TEXT_SAMPLERS = {
     "svs-paper": "SVS.paper; not exact",
     "langevin": "Langevin; not exact",
     "mucola": "MuCoLa; not exact",
+    "cold": "COLD; not exact",
 }
 """The values of `svs sample --sampler`, with a description of each."""
-INEXACT = ("svs-paper", "langevin", "mucola")
+INEXACT = ("svs-paper", "langevin", "mucola", "cold")
 
 Scale = float | Literal["auto"]
 
@@ -56,6 +57,7 @@ def text_sampler(name: str, scale: Scale = TEXT_SCALE, width: int = TEXT_DIMENSI
         "svs-paper": lambda: sv.SVS.paper(1.0, 0.4, metropolis=False),
         "langevin": lambda: sv.Langevin(1.0),
         "mucola": lambda: sv.MuCoLa(1.0),
+        "cold": lambda: sv.COLD(),
         "pncg": lambda: sv.PNCG(0.04, guidance="forward"),
         "gwg": lambda: sv.GibbsWithGradients(guidance="forward"),
     }
