@@ -142,8 +142,8 @@ class Control(Protocol):
 
     * ``log_prob_and_grad(tokens, texts) -> (log_prob, (chains, N, d))``: also its gradient at the embeddings;
     * ``log_prob_and_guide(tokens, texts)``: the same without a backward pass through the language model;
-    * ``soft_log_prob_and_grad(embeds) -> (log_prob, (chains, N, d))``: the score of input embeddings (chains, N, d), which
-      may be mixtures of tokens', and its gradient; without it nothing steers COLD;
+    * ``soft_log_prob_and_grad(embeds) -> (log_prob, (chains, N, d))``: the score of input embeddings, which may be
+      mixtures of tokens', and its gradient; without it the control does not steer COLD;
     * ``bind(model) -> Control``: the control made ready for a language model, or an error if it does not fit;
     * ``bound``, a number: scores never exceed it, so that rejection is possible; 0 if absent;
     * ``pattern``, a Pattern: texts that match it score 0, others -inf; a lookahead compiles it;

@@ -87,9 +87,7 @@ def first_token(kind: str, tokenizer: Any) -> int:
     return int(first)
 
 
-def states_of(
-    kind: str, model: Any, first: int, embeds: Float[Tensor, "row n d"]
-) -> Float[Tensor, "row position d"]:
+def states_of(kind: str, model: Any, first: int, embeds: Float[Tensor, "row n d"]) -> Float[Tensor, "row position d"]:
     """The network's inputs: the text's embeddings; for a probe those of the first token too, and all hidden states.
 
     The last hidden state of a token says more about the next token than about itself, so both are needed.

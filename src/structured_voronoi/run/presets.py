@@ -77,7 +77,7 @@ class Plan:
     starts_at_truth: bool
     """Chains start from draws of the target and keep its distribution, so that they need not mix."""
     reason: str | None = None
-    """Why `auto` chose this sampler, in one sentence with the numbers."""
+    """Why `auto` chose this sampler, in one sentence with the numbers; or what this sampler will not do."""
     mixing: str | None = None
     """How far texts depend on their start, where a pilot says that."""
 
@@ -138,6 +138,9 @@ def plan_texts(
 
         guided, steps, mixing = plan_guided(problem, guide, warmup, thin, seed, progress)
         return Plan(name, guided, steps, starts_at_truth, reason, mixing)
+    unread: list[str] = getattr(problem, "not_softly_read", []) if name == "cold" else []
+    if unread:
+        reason = f"{' and '.join(unread)} cannot read soft texts and will not steer COLD; classifiers do"
     sampler = text_sampler(name, scale, problem.embeddings.shape[1])
     steps = 1 if is_independent(sampler) else total_steps(warmup, thin)
     return Plan(name, tune(sampler, problem, seed, start), steps, starts_at_truth, reason)

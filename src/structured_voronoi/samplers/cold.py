@@ -1,8 +1,8 @@
-"""COLD (Qin, Welleck, Khashabi, Choi 2022): Langevin dynamics on the logits of a soft text, then made hard by the model.
+"""COLD (Qin, Welleck, Khashabi, Choi 2022): Langevin dynamics on the logits of a soft text, which the model makes hard.
 
 ỹ (N, M) are logits of a token at every position. One step of the dynamics is ỹ' = ỹ - η ∇E(ỹ) + σ ε, ε ~ N(0, I), with
 E(ỹ) = -λ Σ_n Σ_w p(w | soft text before n) log softmax(ỹ_n)_w - log_rest(soft text), where the soft text holds the
-mixture softmax(ỹ_n / τ) of tokens at position n, and log_rest is what the target has besides the model: controls, text on
+mixture softmax(ỹ_n) of tokens at position n, and log_rest is what the target has besides the model: controls, text on
 the right. At last every position takes, from left to right, that one of the model's top tokens whose ỹ is largest.
 
 Not exact by design: E is no energy of texts, the noise fades, and making a text hard follows no distribution.
@@ -42,30 +42,26 @@ class State(NamedTuple):
 class COLD:
     """Settings of COLD; the defaults were searched for on the bundled model."""
 
-    step_size: float = 1.0
+    step_size: float = 0.2
     """η"""
-    noise: float = 1.0
+    noise: float = 0.05
     """σ at the first step of the dynamics"""
-    final_noise: float = 0.05
+    final_noise: float = 0.01
     """σ at the last one"""
-    iterations: int = 100
+    iterations: int = 20
     """Steps of the dynamics, an evaluation each"""
-    fluency: float = 1.0
-    """λ: the weight of the model beside that of the controls"""
-    temperature: float = 1.0
-    """τ of the soft text"""
+    fluency: float = 0.05
+    """λ: the weight of the model beside that of the controls; the paper's mean over the positions is 1/N"""
     candidates: int = 100
-    """Tokens of a position that take part in a step, the most probable ones given the soft text before it"""
-    top: int = 10
-    """Tokens among which a position chooses when the text is made hard"""
+    """k: tokens of a position that take part in a step, and among which it chooses when the text is made hard: those
+    that are the most probable given the text before it"""
 
     independent: ClassVar[bool] = True
     """Draws need no warm-up."""
 
     def __post_init__(self) -> None:
-        check_positive(step_size=self.step_size, noise=self.noise, final_noise=self.final_noise)
-        check_positive(fluency=self.fluency, temperature=self.temperature)
-        check_count(iterations=self.iterations, candidates=self.candidates, top=self.top)
+        check_positive(step_size=self.step_size, noise=self.noise, final_noise=self.final_noise, fluency=self.fluency)
+        check_count(iterations=self.iterations, candidates=self.candidates)
 
     def init(self, target: Target | Problem, rng: Rng, start: Start) -> State:
         """Tokens to begin with, which are no draw: COLD forgets them."""
@@ -114,10 +110,9 @@ class COLD:
         for step in range(self.iterations):
             known, candidates = log_probs.topk(min(self.candidates, log_probs.shape[-1]), dim=-1)
             y = logits.gather(-1, candidates).masked_fill(known == -torch.inf, -torch.inf)
-            mixture = (y / self.temperature).softmax(-1)
+            mixture = y.softmax(-1)
             log_probs, _, slope = read_softly(problem, mixture, candidates)
-            expected = log_probs.gather(-1, candidates).softmax(-1).to(y)
-            gradient = self.fluency * (y.softmax(-1) - expected) - _through_softmax(mixture, slope) / self.temperature
+            gradient = self.gradient(mixture, log_probs.gather(-1, candidates).softmax(-1).to(y), slope.to(y))
             finite = gradient.isfinite().flatten(1).all(-1)
             lost += ~finite
             noise = decayed(self.noise, self.final_noise, max(1, self.iterations - 1), step)
@@ -126,11 +121,21 @@ class COLD:
             logits = logits.scatter(-1, candidates, moved.clamp(min=LOWEST))
         return logits, lost
 
+    def gradient(
+        self,
+        mixture: Float[Tensor, "chain n candidate"],
+        expected: Float[Tensor, "chain n candidate"],
+        slope: Float[Tensor, "chain n candidate"],
+    ) -> Float[Tensor, "chain n candidate"]:
+        """∇E at ỹ, for the mixture softmax(ỹ), the model's probabilities and the slope of log_rest at the mixture."""
+        at_logits = mixture * (slope - (mixture * slope).sum(-1, keepdim=True))
+        return self.fluency * (mixture - expected) - at_logits
+
     def _harden(self, problem: Problem, logits: Float[Tensor, "chain n token"]) -> Redrawn:
         """At each position the token of the largest ỹ among the model's most probable ones."""
 
         def choose(n: int, log_prob: Tensor, hidden: Tensor | None) -> Tensor:
-            known, top = log_prob.topk(min(self.top, log_prob.shape[-1]), dim=-1)
+            known, top = log_prob.topk(min(self.candidates, log_prob.shape[-1]), dim=-1)
             y = logits[:, n].gather(-1, top).masked_fill(known == -torch.inf, -torch.inf)
             return top.gather(-1, y.argmax(-1, keepdim=True)).squeeze(-1)
 
@@ -138,15 +143,7 @@ class COLD:
         return redraw_by(problem, blank, 0, problem.length, choose)
 
     def _rows_at_a_time(self, problem: Problem) -> int:
-        """How many chains fit into memory: a few numbers for each token of the vocabulary, and candidates' embeddings."""
+        """How many chains fit into memory: a few numbers a token of the vocabulary, and the candidates' embeddings."""
         size, width = problem.embeddings.shape
         taken = 8 * problem.length * (4 * size + 2 * min(self.candidates, size) * width)
         return block_rows(taken + problem.row_bytes, problem.memory)
-
-
-def _through_softmax(
-    mixture: Float[Tensor, "chain n candidate"], slope: Float[Tensor, "chain n candidate"]
-) -> Float[Tensor, "chain n candidate"]:
-    """The gradient at the logits of a mixture, from that at its weights."""
-    slope = slope.to(mixture)
-    return mixture * (slope - (mixture * slope).sum(-1, keepdim=True))

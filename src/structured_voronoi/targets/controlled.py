@@ -106,7 +106,9 @@ class Controlled:
     @property
     def not_softly_read(self) -> list[str]:
         """The names of the controls that cannot read mixtures of tokens, so that they do not steer COLD."""
-        return [weighted.control.name for weighted in self._weighted if weighted.soft_gradient is None]
+        return [
+            weighted.control.name for weighted in self._weighted if weighted.weight and weighted.soft_gradient is None
+        ]
 
     def relaxed_target(self) -> Self:
         """The same target with scores of at least PENALTY, along which texts that meet hard constraints are found."""
