@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from structured_voronoi.run.probability import probability as probability
     from structured_voronoi.run.sampling import sample as sample
     from structured_voronoi.samplers.ancestral import Ancestral as Ancestral
+    from structured_voronoi.samplers.cold import COLD as COLD
     from structured_voronoi.samplers.cycle import Cycle as Cycle
     from structured_voronoi.samplers.fudge import Fudge as Fudge
     from structured_voronoi.samplers.guided import Guided as Guided
@@ -50,6 +51,7 @@ _HOMES = {
     "HMC": "samplers.hmc",
     "Langevin": "samplers.langevin",
     "MuCoLa": "samplers.mucola",
+    "COLD": "samplers.cold",
     "PNCG": "samplers.pncg",
     "GibbsWithGradients": "samplers.gwg",
     "Ancestral": "samplers.ancestral",

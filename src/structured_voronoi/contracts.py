@@ -59,6 +59,8 @@ class Autoregressive(Target, Protocol):
     * ``redraw(tokens, start, stop, choose) -> Redrawn``: a range of positions redrawn at the cost of one evaluation;
     * ``reorders``: True if rows of that redraw may go on from other rows, as particles do; see `Choose`;
     * ``token_log_probs(tokens) -> (chains, N)``: log p of each token given those before it;
+    * ``soft_reading(weights, candidates) -> SoftReading``: the same for texts whose tokens are merely probable, each a
+      mixture of candidates (chains, N, k) by weights (chains, N, k) that sum to 1; COLD needs it;
     * ``masks_itself``: True if ``conditionals`` leave out tokens that are not ``allowed``; otherwise they are masked;
     * ``normalised``: False where ``log_prob`` is not the sum of the tokens' log-probabilities;
     * ``log_bound``, a number: log_prob never exceeds that sum by more; rejection needs it;
@@ -86,6 +88,7 @@ TARGET_ABILITIES = {
     "redraw": "method",
     "reorders": "value",
     "token_log_probs": "method",
+    "soft_reading": "method",
     "masks_itself": "value",
     "normalised": "value",
     "log_bound": "value",
@@ -117,6 +120,20 @@ class Redrawn(NamedTuple):
     """What log p(m) holds besides the log-probabilities of all N tokens: suffix, end, controls."""
 
 
+class SoftReading(NamedTuple):
+    """What a target says of texts whose tokens are mixtures of candidates.
+
+    Where each mixture is one token for certain, this is what ``conditionals`` and ``Redrawn.log_rest`` are.
+    """
+
+    log_probs: Float[Tensor, "chain n token"]
+    """log p of every token given the mixtures before it."""
+    log_rest: Float[Tensor, " chain"]
+    """What log p(m) holds besides; terms that cannot read mixtures are left out."""
+    slope: Float[Tensor, "chain n candidate"]
+    """The gradient of ``log_rest`` at the weights."""
+
+
 @runtime_checkable
 class Control(Protocol):
     """A preference or constraint on texts: log p(t | m), or any log-score, of each text.
@@ -125,6 +142,8 @@ class Control(Protocol):
 
     * ``log_prob_and_grad(tokens, texts) -> (log_prob, (chains, N, d))``: also its gradient at the embeddings;
     * ``log_prob_and_guide(tokens, texts)``: the same without a backward pass through the language model;
+    * ``soft_log_prob_and_grad(embeds) -> (log_prob, (chains, N, d))``: the score of input embeddings, which may be
+      mixtures of tokens', and its gradient; without it the control does not steer COLD;
     * ``bind(model) -> Control``: the control made ready for a language model, or an error if it does not fit;
     * ``bound``, a number: scores never exceed it, so that rejection is possible; 0 if absent;
     * ``pattern``, a Pattern: texts that match it score 0, others -inf; a lookahead compiles it;
@@ -141,6 +160,7 @@ class Control(Protocol):
 CONTROL_ABILITIES = {
     "log_prob_and_grad": "method",
     "log_prob_and_guide": "method",
+    "soft_log_prob_and_grad": "method",
     "bind": "method",
     "bound": "value",
     "pattern": "value",

@@ -225,7 +225,7 @@ def test_gradients_agree_with_finite_differences(kind: str) -> None:
     direction = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 
     def at(step: float) -> torch.Tensor:
-        return control._score(model, tokens, table(tokens) + step * direction)
+        return control.soft_log_prob_and_grad(table(tokens) + step * direction)[0]
 
     slope = (at(1e-6) - at(-1e-6)) / 2e-6
     assert torch.allclose(slope, (gradient * direction).sum((1, 2)), rtol=1e-5, atol=1e-9)
@@ -239,7 +239,7 @@ def test_gradients_reach_the_output_table_of_untied_models(kind: str) -> None:
     control = random_classifier(kind, model)
     tokens = some_tokens(model, rows=2)
     embeds = model.model.get_input_embeddings()(tokens).detach().requires_grad_()
-    (at_input,) = torch.autograd.grad(control._score(model, tokens, embeds).sum(), embeds)
+    (at_input,) = torch.autograd.grad(control._score(model, embeds).sum(), embeds)
     mapped = torch.linalg.lstsq(model.embeddings, model.model.get_input_embeddings().weight).solution
     assert torch.allclose(control.log_prob_and_grad(tokens, [])[1], at_input @ mapped.T, atol=1e-5)
 

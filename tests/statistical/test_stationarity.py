@@ -80,6 +80,7 @@ BIASED = {
     "langevin + metropolis": 5000,
     "mucola": 5000,
     "mucola + metropolis": 100_000,
+    "cold": 2000,
 }
 """Chains that show the bias of those who do not."""
 

@@ -24,7 +24,7 @@ from structured_voronoi.models.training import Recipe
 from structured_voronoi.samplers.refresh import Refresh
 from structured_voronoi.samplers.svs import SVS
 
-METHODS = ("ancestral", "fudge", "mucola", "svs-paper", "svs+refresh", "pncg", "guided", "rejection")
+METHODS = ("ancestral", "fudge", "mucola", "cold", "svs-paper", "svs+refresh", "pncg", "guided", "rejection")
 SPLITS = (("trainset", 1, 200), ("devset", 2, 30), ("testset_w_refs", 3, 60))
 TEXT = TextSettings(
     length=10, recipe=Recipe(vocabulary=300, width=32, layers=1, heads=2, context=64, batch=16, epochs=1.0)

@@ -18,6 +18,7 @@ SAMPLERS = {
     "HMC": "plain Hamiltonian Monte Carlo on the Voronoi measure",
     "Langevin": "Langevin dynamics on the Voronoi measure, uncorrected by default",
     "MuCoLa": "Langevin steps projected to embeddings, uncorrected by default",
+    "COLD": "Langevin dynamics on the logits of a soft text, made hard by the model; not exact",
     "PNCG": "norm-constrained gradient proposal with Metropolis; exact",
     "GibbsWithGradients": "one position at a time, proposed by the gradient; exact",
     "Refresh": "blocks of tokens redrawn from the language model; exact",

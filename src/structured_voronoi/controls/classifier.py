@@ -67,25 +67,30 @@ class Classifier:
 
     @torch.no_grad()
     def log_prob(self, tokens: Int[Tensor, "chain n"], texts: list[str]) -> Float[Tensor, " chain"]:
-        return self._score(self._model(), tokens)
+        lm = self._model()
+        return self._score(lm, lm.model.get_input_embeddings()(tokens))
 
     def log_prob_and_grad(
         self, tokens: Int[Tensor, "chain n"], texts: list[str]
     ) -> tuple[Float[Tensor, " chain"], Float[Tensor, "chain n d"]]:
         """The gradient at the input embeddings, brought into the output table's space where the two differ."""
         lm = self._model()
+        log_prob, gradient = self.soft_log_prob_and_grad(lm.model.get_input_embeddings()(tokens))
+        return log_prob, gradient if lm.input_map is None else gradient @ lm.input_map.T
+
+    def soft_log_prob_and_grad(
+        self, embeds: Float[Tensor, "chain n d"]
+    ) -> tuple[Float[Tensor, " chain"], Float[Tensor, "chain n d"]]:
+        """The score of input embeddings, which may be mixtures of tokens', and its gradient there."""
         with torch.enable_grad():
-            embeds = lm.model.get_input_embeddings()(tokens).detach().requires_grad_()
-            log_prob = self._score(lm, tokens, embeds)
+            embeds = embeds.detach().requires_grad_()
+            log_prob = self._score(self._model(), embeds)
             (gradient,) = torch.autograd.grad(log_prob.sum(), embeds)
-        if lm.input_map is not None:
-            gradient = gradient @ lm.input_map.T
         return log_prob.detach(), gradient
 
-    def _score(self, lm: LanguageModel, tokens: Tensor, embeds: Tensor | None = None) -> Tensor:
-        first = first_token(self.kind, lm.tokenizer)
-        states = states_of(self.kind, lm.model, first, tokens, embeds)
-        lengths = torch.full((len(tokens),), states.shape[1], device=tokens.device)
+    def _score(self, lm: LanguageModel, embeds: Float[Tensor, "chain n d"]) -> Float[Tensor, " chain"]:
+        states = states_of(self.kind, lm.model, first_token(self.kind, lm.tokenizer), embeds)
+        lengths = torch.full((len(states),), states.shape[1], device=states.device)
         logits = self.network(states.to(self.network.out.weight.dtype), lengths)  # type: ignore[union-attr,arg-type]
         log_prob: Tensor = logits.log_softmax(-1)[:, self._label_index]
         return log_prob

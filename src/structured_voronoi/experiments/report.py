@@ -18,7 +18,7 @@ COLOURS = {
     "vs": "#0b6e4f", "vs_paper": "#8fbf6a", "hmc": "#c8553d", "mucola": "#4a6fa5", "independent": "#555555",
     "ancestral": "#555555", "fudge": "#b07aa1", "langevin": "#c8553d", "svs-paper": "#8fbf6a", "svs": "#76b7b2",
     "svs+refresh": "#0b6e4f", "pncg": "#e0a030", "gwg": "#9c755f", "rejection": "#000000",
-    "guided": "#d1495b",
+    "guided": "#d1495b", "cold": "#59a1c9",
 }  # fmt: skip
 """One colour a sampler, the same in every picture."""
 

@@ -52,6 +52,7 @@ def network_logits(network: nn.Module, kind: str, loaded: Loaded, rows: list[lis
     """The network's logits of texts of different lengths."""
     tokens, lengths = padded(rows, loaded.model.device)
     with torch.no_grad():
-        states = states_of(kind, loaded.model, first_token(kind, loaded.tokenizer), tokens)
+        embeds = loaded.model.get_input_embeddings()(tokens)
+        states = states_of(kind, loaded.model, first_token(kind, loaded.tokenizer), embeds)
     logits: Tensor = network(states.float(), lengths + (kind == "probe"))  # a probe also reads the first token
     return logits

@@ -87,19 +87,15 @@ def first_token(kind: str, tokenizer: Any) -> int:
     return int(first)
 
 
-def states_of(
-    kind: str, model: Any, first: int, tokens: Int[Tensor, "row n"], embeds: Float[Tensor, "row n d"] | None = None
-) -> Float[Tensor, "row position d"]:
-    """The network's inputs: the tokens' embeddings; for a probe the first token too, and all hidden states.
+def states_of(kind: str, model: Any, first: int, embeds: Float[Tensor, "row n d"]) -> Float[Tensor, "row position d"]:
+    """The network's inputs: the text's embeddings; for a probe those of the first token too, and all hidden states.
 
     The last hidden state of a token says more about the next token than about itself, so both are needed.
     """
-    table = model.get_input_embeddings()
-    inputs: Tensor = table(tokens) if embeds is None else embeds
     if kind == "light":
-        return inputs
-    beginning = table(torch.full_like(tokens[:, :1], first))
-    embedded = torch.cat([beginning, inputs], dim=1)
+        return embeds
+    beginning = model.get_input_embeddings()(torch.full((len(embeds), 1), first, device=embeds.device))
+    embedded = torch.cat([beginning, embeds], dim=1)
     return torch.cat([embedded, hidden_states(model, embeds=embedded)], dim=-1)
 
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.contracts import BOUND_TOLERANCE, Choose, Guidance, Redrawn, Start
+from structured_voronoi.contracts import BOUND_TOLERANCE, Choose, Guidance, Redrawn, SoftReading, Start
 from structured_voronoi.errors import NoBoundError, NoStartError, SamplingError, did_you_mean
 from structured_voronoi.problem.problem import Evaluation, Problem, bind
 from structured_voronoi.streams import Rng, block_rows, in_blocks, inverse_cdf, widened
@@ -130,6 +130,24 @@ def _allowed_conditionals(problem: Problem, tokens: Tensor, start: int) -> Float
         assert problem.allowed is not None
         log_probs = log_probs.masked_fill(~problem.allowed.to(log_probs.device), -torch.inf).log_softmax(-1)
     return log_probs
+
+
+def read_softly(
+    problem: Problem,
+    weights: Float[Tensor, "chain n candidate"],
+    candidates: Int[Tensor, "chain n candidate"],
+) -> SoftReading:
+    """What a target says of texts whose tokens are mixtures of candidates; tokens that are not allowed are masked."""
+    assert problem.soft_reading is not None
+    reading: SoftReading = problem.soft_reading(weights, candidates)
+    shape = (*weights.shape[:2], len(problem.embeddings))
+    _check_shape(problem, "soft_reading's log_probs", reading.log_probs, shape)
+    _check_shape(problem, "soft_reading's log_rest", reading.log_rest, weights.shape[:1])
+    _check_shape(problem, "soft_reading's slope", reading.slope, weights.shape)
+    if not problem.masks:
+        return reading
+    assert problem.allowed is not None
+    return reading._replace(log_probs=reading.log_probs.masked_fill(~problem.allowed.to(problem.device), -torch.inf))
 
 
 def _log_allowed_mass(problem: Problem, tokens: Int[Tensor, "row n"]) -> Float[Tensor, " row"]:

@@ -69,6 +69,7 @@ class Problem:
         self.temperature: float = getattr(target, "temperature", None) or 1.0
         self.own_redraw = getattr(target, "redraw", None)
         self.own_token_log_probs = getattr(target, "token_log_probs", None)
+        self.soft_reading = getattr(target, "soft_reading", None)
         self.masks = self._leaves_out_tokens() and not getattr(target, "masks_itself", False)
         self.normalised = bool(getattr(target, "normalised", True))
         self.relaxed_target = getattr(target, "relaxed_target", None)

@@ -32,9 +32,10 @@ TEXT_SAMPLERS = {
     "svs-paper": "SVS.paper; not exact",
     "langevin": "Langevin; not exact",
     "mucola": "MuCoLa; not exact",
+    "cold": "COLD; not exact",
 }
 """The values of `svs sample --sampler`, with a description of each."""
-INEXACT = ("svs-paper", "langevin", "mucola")
+INEXACT = ("svs-paper", "langevin", "mucola", "cold")
 
 Scale = float | Literal["auto"]
 
@@ -56,6 +57,7 @@ def text_sampler(name: str, scale: Scale = TEXT_SCALE, width: int = TEXT_DIMENSI
         "svs-paper": lambda: sv.SVS.paper(1.0, 0.4, metropolis=False),
         "langevin": lambda: sv.Langevin(1.0),
         "mucola": lambda: sv.MuCoLa(1.0),
+        "cold": lambda: sv.COLD(),
         "pncg": lambda: sv.PNCG(0.04, guidance="forward"),
         "gwg": lambda: sv.GibbsWithGradients(guidance="forward"),
     }
@@ -75,7 +77,7 @@ class Plan:
     starts_at_truth: bool
     """Chains start from draws of the target and keep its distribution, so that they need not mix."""
     reason: str | None = None
-    """Why `auto` chose this sampler, in one sentence with the numbers."""
+    """Why `auto` chose this sampler, in one sentence with the numbers; or what this sampler will not do."""
     mixing: str | None = None
     """How far texts depend on their start, where a pilot says that."""
 
@@ -136,6 +138,9 @@ def plan_texts(
 
         guided, steps, mixing = plan_guided(problem, guide, warmup, thin, seed, progress)
         return Plan(name, guided, steps, starts_at_truth, reason, mixing)
+    unread: list[str] = getattr(problem, "not_softly_read", []) if name == "cold" else []
+    if unread:
+        reason = f"{' and '.join(unread)} cannot read soft texts and will not steer COLD; classifiers do"
     sampler = text_sampler(name, scale, problem.embeddings.shape[1])
     steps = 1 if is_independent(sampler) else total_steps(warmup, thin)
     return Plan(name, tune(sampler, problem, seed, start), steps, starts_at_truth, reason)

@@ -121,7 +121,7 @@ def closing_line(batches: list[Batch], plan: Plan, length: int) -> str:
         parts.append(plan.mixing)
     elif independent:
         parts.append("drawn independently")
-        if evaluations > 1:
+        if plan.name == "rejection" and evaluations > 1:
             parts.append(f"{1 / evaluations:.2g} of tries accepted")
     elif steps >= LEAST_STEPS and np.ptp(later) > 0:
         import arviz_stats

@@ -11,7 +11,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.contracts import BOUND_TOLERANCE, CONTROL_ABILITIES, Choose, Control, Pattern, Redrawn
+from structured_voronoi.contracts import (
+    BOUND_TOLERANCE,
+    CONTROL_ABILITIES,
+    Choose,
+    Control,
+    Pattern,
+    Redrawn,
+    SoftReading,
+)
 from structured_voronoi.errors import NoBoundError, SamplingError, refuse_misspelt
 from structured_voronoi.streams import widened
 from structured_voronoi.targets.language_model import LanguageModel
@@ -20,6 +28,7 @@ PENALTY = -4.0
 """The lowest score of a control while a start is searched for."""
 
 Steering = Callable[[Tensor, list[str]], tuple[Tensor, Tensor]]
+SoftSteering = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class _Weighted(NamedTuple):
@@ -30,6 +39,7 @@ class _Weighted(NamedTuple):
     bound: float
     guide: Steering | None
     gradient: Steering | None
+    soft_gradient: SoftSteering | None
     pattern: Pattern | None
     reads_prefixes: bool
 
@@ -74,6 +84,31 @@ class Controlled:
 
     def log_prob_and_grad(self, tokens: Int[Tensor, "chain n"]) -> tuple[Tensor, Tensor]:
         return self._steer(tokens, self.model.log_prob_and_grad, [weighted.gradient for weighted in self._weighted])
+
+    def soft_reading(
+        self, weights: Float[Tensor, "chain n candidate"], candidates: Int[Tensor, "chain n candidate"]
+    ) -> SoftReading:
+        """The language model's reading; the controls that can read mixtures of tokens count as part of the rest."""
+        log_probs, log_rest, slope = self.model.soft_reading(weights, candidates)
+        with torch.enable_grad():
+            weights = weights.detach().requires_grad_()
+            embeds = self.model.soft_embeds(weights, candidates)
+        total, at_embeds = widened(log_rest), torch.zeros_like(embeds)
+        for weighted in self._weighted:
+            if weighted.weight and weighted.soft_gradient is not None:
+                scores, gradient = weighted.soft_gradient(embeds.detach())
+                _check_gradient(weighted.control, gradient, embeds)
+                total = total + weighted.weight * _check_scores(weighted.control, scores, total)
+                at_embeds = at_embeds + weighted.weight * gradient.detach().to(at_embeds)
+        (at_weights,) = torch.autograd.grad(embeds, weights, at_embeds)
+        return SoftReading(log_probs, total, slope + at_weights.to(slope))
+
+    @property
+    def not_softly_read(self) -> list[str]:
+        """The names of the controls that cannot read mixtures of tokens, so that they do not steer COLD."""
+        return [
+            weighted.control.name for weighted in self._weighted if weighted.weight and weighted.soft_gradient is None
+        ]
 
     def relaxed_target(self) -> Self:
         """The same target with scores of at least PENALTY, along which texts that meet hard constraints are found."""
@@ -180,11 +215,7 @@ class Controlled:
                 scores = control.log_prob(tokens, texts)
             else:
                 scores, slope = steer(tokens, texts)
-                if slope.shape != field.shape:
-                    raise SamplingError(
-                        f"the gradient of the control {control.name} has shape {tuple(slope.shape)}; "
-                        f"it must be {tuple(field.shape)}"
-                    )
+                _check_gradient(control, slope, field)
                 field = field + weight * slope.detach().to(field)
             total = total + weight * _check_scores(control, scores, total)
         return total, field
@@ -209,6 +240,7 @@ def _bind_control(control: Control, weight: object, model: LanguageModel) -> _We
         float(getattr(bound_control, "bound", None) or 0.0),
         getattr(bound_control, "log_prob_and_guide", None),
         getattr(bound_control, "log_prob_and_grad", None),
+        getattr(bound_control, "soft_log_prob_and_grad", None),
         getattr(bound_control, "pattern", None),
         bool(getattr(bound_control, "reads_prefixes", False)),
     )
@@ -223,3 +255,12 @@ def _check_scores(control: Control, scores: object, like: Float[Tensor, " chain"
             f"it must return a tensor of shape {tuple(like.shape)}"
         )
     return scores.detach().to(like)
+
+
+def _check_gradient(control: Control, gradient: Tensor, like: Float[Tensor, "chain n d"]) -> None:
+    """Refuse a control whose gradient would be broadcast."""
+    if gradient.shape != like.shape:
+        raise SamplingError(
+            f"the gradient of the control {control.name} has shape {tuple(gradient.shape)}; "
+            f"it must be {tuple(like.shape)}"
+        )

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from structured_voronoi.contracts import Choose, Redrawn
+from structured_voronoi.contracts import Choose, Redrawn, SoftReading
 from structured_voronoi.errors import SamplingError
 from structured_voronoi.models.loading import head, hidden_states, load_model
 from structured_voronoi.streams import BLOCK, MEMORY, block_rows
@@ -166,6 +166,40 @@ class LanguageModel:
         log_probs.append(self._gather_log_probs(hidden[:, :count], tokens[:, stop:]))
         rest = self._gather_log_probs(hidden[:, count:], after, masked=False).sum(-1)
         return Redrawn(tokens, torch.cat(log_probs, dim=-1), rest)
+
+    def soft_reading(
+        self, weights: Float[Tensor, "chain n candidate"], candidates: Int[Tensor, "chain n candidate"]
+    ) -> SoftReading:
+        """The conditionals of texts whose tokens are mixtures, read as mixtures of embeddings.
+
+        What stands on the right is the rest, and only its slope needs a backward pass.
+        """
+        parts = [
+            self._soft_reading_of_rows(weights[rows], candidates[rows])
+            for rows in self._row_slices(len(weights), self._graph_bytes)
+        ]
+        return SoftReading(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+    def _soft_reading_of_rows(self, weights: Tensor, candidates: Tensor) -> SoftReading:
+        rows, table = len(weights), self.model.get_input_embeddings()
+        after = self._after.expand(rows, -1)
+        with torch.set_grad_enabled(bool(len(self._after))):
+            weights = weights.detach().requires_grad_(bool(len(self._after)))
+            parts = [table(self._before.expand(rows, -1)), self.soft_embeds(weights, candidates), table(after)]
+            hidden = hidden_states(self.model, embeds=torch.cat(parts, dim=1))
+            if len(self._after):
+                log_rest = self._gather_log_probs(self._predicting_after(hidden), after, masked=False).sum(-1)
+                (slope,) = torch.autograd.grad(log_rest.sum(), weights)
+            else:
+                log_rest, slope = hidden.new_zeros(rows), torch.zeros_like(weights)
+        return SoftReading(self._log_probs(self._predicting(hidden.detach())), log_rest.detach(), slope)
+
+    def soft_embeds(
+        self, weights: Float[Tensor, "chain n candidate"], candidates: Int[Tensor, "chain n candidate"]
+    ) -> Float[Tensor, "chain n d"]:
+        """The input embeddings of mixtures of tokens."""
+        embeds: Tensor = self.model.get_input_embeddings()(candidates)
+        return torch.einsum("cnk,cnkd->cnd", weights.to(embeds), embeds)
 
     def _ids(self, tokens: Tensor) -> Tensor:
         rows = len(tokens)

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from structured_voronoi.contracts import SoftReading
 from structured_voronoi.errors import SamplingError
 
 
@@ -90,12 +91,32 @@ class AutoregressiveTable(TabularTarget):
     ) -> None:
         super().__init__(embeddings, log_prob_table if scores is None else log_prob_table + scores, gradient)
         self.model, self.normalised = log_prob_table.to(embeddings), scores is None
+        self.scores = torch.zeros_like(self.model) if scores is None else scores.to(embeddings)
 
     def conditionals(self, tokens: Int[Tensor, "chain n"], start: int) -> Float[Tensor, "chain rest token"]:
         """log p(· | tokens before) at every position from ``start``, by summing the table over what follows."""
         log_probs = []
         for n in range(start, self.length):
-            after = tuple(range(n + 1, self.length))
-            marginal = self.model.logsumexp(after) if after else self.model
-            log_probs.append(marginal[tokens[:, :n].unbind(-1)].expand(len(tokens), -1).log_softmax(-1))
+            log_probs.append(self._marginal(n)[tokens[:, :n].unbind(-1)].expand(len(tokens), -1).log_softmax(-1))
         return torch.stack(log_probs, dim=1)
+
+    def soft_reading(
+        self, weights: Float[Tensor, "chain n candidate"], candidates: Int[Tensor, "chain n candidate"]
+    ) -> SoftReading:
+        """The conditionals and the score that independent draws from the mixtures would have on average."""
+        rows, size = len(weights), len(self.embeddings)
+        with torch.enable_grad():
+            weights = weights.detach().to(self.model).requires_grad_()
+            mixtures = self.model.new_zeros(rows, self.length, size).scatter_add(-1, candidates, weights)
+            prefixes, log_probs = self.model.new_ones(rows, 1), []
+            for n in range(self.length):
+                log_probs.append((prefixes @ self._marginal(n).view(-1, size).softmax(-1)).log())
+                prefixes = (prefixes[:, :, None] * mixtures[:, n, None]).flatten(1)
+            log_rest = prefixes @ self.scores.flatten()
+            (slope,) = torch.autograd.grad(log_rest.sum(), weights)
+        return SoftReading(torch.stack(log_probs, dim=1).detach(), log_rest.detach(), slope)
+
+    def _marginal(self, n: int) -> Float[Tensor, ...]:
+        """log p of the tokens up to position ``n``, up to a constant."""
+        after = tuple(range(n + 1, self.length))
+        return self.model.logsumexp(after) if after else self.model

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from structured_voronoi.contracts import Sampler
 from structured_voronoi.samplers.ancestral import Ancestral
+from structured_voronoi.samplers.cold import COLD
 from structured_voronoi.samplers.cycle import Cycle
 from structured_voronoi.samplers.gwg import GibbsWithGradients
 from structured_voronoi.samplers.hmc import HMC
@@ -78,6 +79,7 @@ def cases() -> list[Case]:
         Case("langevin + metropolis", "pairs", False, Langevin(0.5, None, metropolis=True), 30),
         Case("mucola", "pairs", False, MuCoLa(0.5), 12),
         Case("mucola + metropolis", "pairs", False, MuCoLa(0.5, None, metropolis=True), 12),
+        Case("cold", "controlled", False, COLD(), 1),
     ]
     return listed
 

@@ -50,7 +50,7 @@ class MethodSetting:
     weight: float = 1.5
     """γ of the control"""
     step_size: float = 1.0
-    """ε of Langevin, MuCoLa and the paper's SVS; α of p-NCG."""
+    """ε of Langevin, MuCoLa and the paper's SVS; η of COLD; α of p-NCG."""
     start: str = "ancestral"
 
 

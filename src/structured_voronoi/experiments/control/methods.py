@@ -19,7 +19,8 @@ class ComparisonSettings:
     """Which methods are compared, and what they may spend."""
 
     methods: tuple[str, ...] = (
-        "ancestral", "fudge", "mucola", "langevin", "svs-paper", "svs", "svs+refresh", "pncg", "guided", "rejection",
+        "ancestral", "fudge", "mucola", "langevin", "cold", "svs-paper", "svs", "svs+refresh", "pncg", "guided",
+        "rejection",
     )  # fmt: skip
     """Ancestral texts must be among them: the grid search measures perplexities by theirs."""
     seconds: float = 25.0
@@ -72,6 +73,8 @@ def setting_grid(method: str, weights: tuple[float, ...]) -> list[MethodSetting]
         return [MethodSetting(weight) for weight in (1.0, 3.0)]
     if method == "pncg":
         return [MethodSetting(weight, step_size) for step_size in (0.02, 0.04) for weight in (1.5, 4.0)]
+    if method == "cold":
+        return [MethodSetting(weight, step_size) for step_size in (0.1, 0.2) for weight in (1.5, 4.0)]
     # the paper's ε and γ
     step_size, weight = {"mucola": (1.0, 2.0), "langevin": (1.5, 1.5), "svs-paper": (1.5, 1.5)}[method]
     return [
