@@ -69,7 +69,7 @@ class LanguageModel:
         device: str = "cpu",
         dtype: str = "float32",
     ) -> Self:
-        """``bundled``, a Hugging Face hub name, a folder, or a .gguf file."""
+        """``bundled``, a name of `svs models ls`, a Hugging Face hub name, a folder, or a .gguf file."""
         loaded = load_model(name, device, dtype)
         return cls(loaded.model, loaded.tokenizer, prompt, length, suffix, ends, allowed)
 
