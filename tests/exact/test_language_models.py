@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import structured_voronoi as sv
 from structured_voronoi.streams import inverse_cdf
+from structured_voronoi.targets.language_model import _repeated_rows
 
 TEXTS = ["the old mill serves soup by the river", "a small pub near the bridge", "fish and chips at the market"] * 4
 
@@ -155,6 +156,23 @@ def test_tokens_are_left_out_by_default_and_said_so() -> None:
     assert not target.allowed[7]
     assert target.excluded["with the embedding of another"] == 1
     assert sv.LanguageModel(model, tokenizer(), length=3, allowed=[3, 4]).allowed.nonzero().flatten().tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("seed", range(5))
+def test_repeated_rows_are_those_that_sorting_finds(dtype: torch.dtype, seed: int) -> None:
+    """Of equal rows the first one that may be sampled stays; -0.0 equals 0.0, and NaN nothing."""
+    random = torch.Generator().manual_seed(seed)
+    table = torch.randint(-1, 2, (2000, 6), generator=random).to(dtype)
+    table *= torch.where(torch.rand(table.shape, generator=random) < 0.5, -1, 1).to(dtype)  # some zeros are -0.0
+    mask = torch.rand(len(table), generator=random) < 0.7
+    table[~mask & (torch.rand(len(table), generator=random) < 0.5), 2] = torch.nan
+    repeated = _repeated_rows(table, mask)
+    _, inverse = torch.unique(table.nan_to_num(9.0), dim=0, return_inverse=True)
+    indices = torch.arange(len(table))
+    first = torch.full((len(table),), len(table)).scatter_reduce(0, inverse[mask], indices[mask], "amin")
+    assert torch.equal(repeated, mask & (first[inverse] != indices))
+    assert 0 < int(repeated.sum()) < int(mask.sum())
 
 
 def test_a_tokenizer_without_a_first_token_starts_from_the_end_or_from_the_prompt() -> None:

@@ -270,11 +270,7 @@ class LanguageModel:
         unused = size - int(mask.sum()) - special
         damaged = mask & ~self.embeddings.isfinite().all(-1)
         mask &= ~damaged
-        _, inverse = torch.unique(self.embeddings, dim=0, return_inverse=True)
-        first = torch.full((int(inverse.max()) + 1,), size, device=self.device)
-        indices = torch.arange(size, device=self.device)
-        first = first.scatter_reduce(0, inverse[mask], indices[mask], "amin")
-        repeated = mask & (first[inverse] != indices)
+        repeated = _repeated_rows(self.embeddings, mask)
         mask &= ~repeated
         counts = {"special": special, "unused": unused, "with the embedding of another": int(repeated.sum())}
         return mask, counts | {"without finite embeddings": int(damaged.sum())}
@@ -309,3 +305,19 @@ class LanguageModel:
                 f"prompt ({len(self._before)} tokens), length ({self.length}) and what follows ({len(self._after)}) "
                 f"exceed the model's context of {limit}; shorten the prompt or the length"
             )
+
+
+def _repeated_rows(table: Float[Tensor, "token d"], mask: Bool[Tensor, " token"]) -> Bool[Tensor, " token"]:
+    """Which rows of the mask equal an earlier one of it: found by hashing, and compared only where hashes agree."""
+    repeated: list[int] = []
+    seen: set[bytes] = set()
+    for tokens in mask.nonzero().squeeze(-1).split(1024):
+        rows = (table.detach()[tokens] + 0.0).cpu()  # adding zero makes 0.0 of -0.0, which it equals
+        for token, row in zip(tokens.tolist(), rows.view(torch.uint8).numpy(), strict=True):
+            count = len(seen)
+            seen.add(row.tobytes())
+            if len(seen) == count:
+                repeated.append(token)
+    found = torch.zeros_like(mask)
+    found[repeated] = True
+    return found
