@@ -311,7 +311,7 @@ def _repeated_rows(table: Float[Tensor, "token d"], mask: Bool[Tensor, " token"]
     """Which rows of the mask equal an earlier one of it: found by hashing, and compared only where hashes agree."""
     repeated: list[int] = []
     seen: set[bytes] = set()
-    for tokens in mask.nonzero().squeeze(-1).split(1024):
+    for tokens in torch.split(mask.nonzero().squeeze(-1), 1024):
         rows = (table.detach()[tokens] + 0.0).cpu()  # adding zero makes 0.0 of -0.0, which it equals
         for token, row in zip(tokens.tolist(), rows.view(torch.uint8).numpy(), strict=True):
             count = len(seen)
