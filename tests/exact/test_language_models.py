@@ -121,10 +121,12 @@ def test_guide_is_exact_for_a_tokens_own_probability(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize(("suffix", "ends"), [("", False), (" by the river", True)])
-def test_cached_drawing_follows_the_conditionals(name: str, suffix: str, ends: bool) -> None:
+@pytest.mark.parametrize(
+    ("prompt", "suffix", "ends"), [("", "", False), ("a small", "", False), ("a small", " by the river", True)]
+)
+def test_cached_drawing_follows_the_conditionals(name: str, prompt: str, suffix: str, ends: bool) -> None:
     """The drawn tokens are the conditionals' own, and what stands on the right is scored as in one whole pass."""
-    target = language_model(name, prompt="a small", suffix=suffix, ends=ends)
+    target = language_model(name, prompt=prompt, suffix=suffix, ends=ends)
     tokens = some_tokens(target, rows=8)
     levels = torch.rand(8, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 

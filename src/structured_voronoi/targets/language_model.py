@@ -132,13 +132,14 @@ class LanguageModel:
     def redraw(self, tokens: Int[Tensor, "chain n"], start: int, stop: int, choose: Choose) -> Redrawn:
         """Redraw positions ``start`` to ``stop`` from the model given the tokens before them, and score the rest.
 
-        Keys and values are kept, so every position goes through the model once, as in one evaluation. In half precision
-        that rounds otherwise than one pass over the whole text does, and the text is scored once more by such a pass,
-        so that a chain compares energies of one kind only (what is drawn is exact up to that rounding).
+        Keys and values are kept, so every position goes through the model once, as in one evaluation; those of the
+        prompt are computed for one row and shared by all. In half precision that rounds otherwise than one pass over
+        the whole text does, and the text is scored once more by such a pass, so that a chain compares energies of one
+        kind only (what is drawn is exact up to that rounding).
         """
-        tokens, cache = tokens.clone(), None
+        tokens, cache = tokens.clone(), self._prompt_cache(len(tokens))
         log_probs: list[Tensor] = []
-        ids = torch.cat([self._before.expand(len(tokens), -1), tokens[:, :start]], dim=-1)
+        ids = torch.cat([self._before[-1:].expand(len(tokens), -1), tokens[:, :start]], dim=-1)
         for n in range(start, stop):
             out = self.model.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
             cache = out.past_key_values
@@ -166,6 +167,14 @@ class LanguageModel:
         log_probs.append(self._gather_log_probs(hidden[:, :count], tokens[:, stop:]))
         rest = self._gather_log_probs(hidden[:, count:], after, masked=False).sum(-1)
         return Redrawn(tokens, torch.cat(log_probs, dim=-1), rest)
+
+    def _prompt_cache(self, rows: int) -> Any:
+        """The keys and values of all of the prompt but its last token, for so many rows; None if that is its only one."""
+        if len(self._before) == 1:
+            return None
+        cache = self.model.base_model(input_ids=self._before[None, :-1], use_cache=True).past_key_values
+        cache.batch_repeat_interleave(rows)
+        return cache
 
     def _ids(self, tokens: Tensor) -> Tensor:
         rows = len(tokens)
