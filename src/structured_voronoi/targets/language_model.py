@@ -169,7 +169,7 @@ class LanguageModel:
         return Redrawn(tokens, torch.cat(log_probs, dim=-1), rest)
 
     def _prompt_cache(self, rows: int) -> Any:
-        """The keys and values of all of the prompt but its last token, for so many rows; None if that is its only one."""
+        """Keys and values of the prompt without its last token, for so many rows; None if there is no other token."""
         if len(self._before) == 1:
             return None
         cache = self.model.base_model(input_ids=self._before[None, :-1], use_cache=True).past_key_values
