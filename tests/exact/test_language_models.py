@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import SentencePieceBPETokenizer, Tokenizer, models, pre_tokenizers, trainers
 
 import structured_voronoi as sv
 from structured_voronoi.streams import inverse_cdf
@@ -237,3 +237,29 @@ def test_a_suffix_is_read_as_what_it_is_the_middle_of_a_text() -> None:
     words.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     target = sv.LanguageModel(family("gpt2"), words, length=3, suffix="the river")
     assert "".join(words.convert_ids_to_tokens(target._after.tolist())) == "theĠriver"
+
+
+def sentencepiece_tokenizer() -> transformers.PreTrainedTokenizerFast:
+    """Of Llama 2's kind: a text begins with a mark for a space, which decoding leaves out."""
+    inner = SentencePieceBPETokenizer()
+    inner.train_from_iterator(TEXTS, vocab_size=60, show_progress=False)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner._tokenizer, eos_token="<unk>")
+
+
+def test_a_text_keeps_the_space_that_parts_it_from_its_prompt() -> None:
+    words = sentencepiece_tokenizer()
+    ids = words("river soup", add_special_tokens=False)["input_ids"]
+    assert not words.decode(ids).startswith(" ")
+    tokens = torch.tensor(ids)
+    after, alone = (
+        sv.LanguageModel(family("llama"), words, prompt=prompt, length=len(tokens)) for prompt in ("by the", "")
+    )
+    assert after.decode(tokens) == " river soup"
+    assert alone.decode(tokens) == "river soup"  # at the beginning of a text the mark stands for nothing
+
+
+def test_a_tokenizer_that_keeps_spaces_decodes_texts_without_their_prompt() -> None:
+    bundled = sv.LanguageModel.load("bundled", prompt="Near the", length=2)
+    for text in (" river", "river", "."):
+        assert bundled.decode(torch.tensor(bundled.tokenizer(text)["input_ids"])) == text
+    assert bundled._prompt_text is None

@@ -48,6 +48,7 @@ class LanguageModel:
         self.allowed, self.excluded = self._make_mask(allowed)
         self._fitted: Tensor | None = None
         self._before = self._encode_prompt(prompt)
+        self._prompt_text = self.tokenizer.decode(self._before.tolist()) if prompt and self._drops_space() else None
         after = self._encode_suffix(suffix) if suffix else []
         if ends:
             if tokenizer.eos_token_id is None:
@@ -74,6 +75,11 @@ class LanguageModel:
         return cls(loaded.model, loaded.tokenizer, prompt, length, suffix, ends, allowed)
 
     def decode(self, tokens: Int[Tensor, " n"]) -> str:
+        """The text of the tokens, as it goes on from the prompt: some tokenizers leave out the space it begins with."""
+        if self._prompt_text is not None:
+            text = str(self.tokenizer.decode([*self._before.tolist(), *tokens.tolist()]))
+            if text.startswith(self._prompt_text):
+                return text[len(self._prompt_text) :]
         return str(self.tokenizer.decode(tokens.tolist()))
 
     @torch.no_grad()
@@ -294,6 +300,11 @@ class LanguageModel:
         if not ids:
             raise SamplingError("this tokenizer has no token to begin a text with; give a prompt")
         return torch.tensor(ids, dtype=torch.int64, device=self.device)
+
+    def _drops_space(self) -> bool:
+        """Does the tokenizer, as Llama 2's does, leave out the space before the first word of what it decodes?"""
+        ids = self.tokenizer("a b", add_special_tokens=False)["input_ids"]
+        return bool(self.tokenizer.decode(ids) != self.tokenizer.decode(ids[:1]) + self.tokenizer.decode(ids[1:]))
 
     def _encode_suffix(self, suffix: str) -> list[int]:
         """The tokens of a text that follows another: some tokenizers put a space before the first word of a text."""
