@@ -19,15 +19,19 @@ app = App(
     default_parameter=Parameter(negative=()),
 )
 train = App(name="train", help="Train models of your own.")
+models = App(name="models", help="Fetch pretrained models, once.")
 COMMANDS = (
     (app, "sample", "sample:sample", "Draw texts from a language model, under control if you like."),
     (app, "probability", "probability:probability", "Estimate how probable it is that a model satisfies controls."),
     (app, "verify", "verify:verify", "Check every sampler against targets whose truth is known."),
     (app, "reproduce", "reproduce:reproduce", "Reproduce a table or figure of the paper, or one of ours."),
     (app, "ls", "ls:ls", "List models, samplers, targets, controls and experiments."),
+    (models, "get", "models:get", "Fetch a pretrained model into the user's cache."),
+    (models, "ls", "models:ls", "List the models that can be fetched, and where they are."),
     (train, "lm", "train:train_lm", "Train a small GPT-2 with a tokenizer of its own."),
     (train, "classifier", "train:train_classifier", "Train a control from labelled texts of your own."),
 )
+app.command(models)
 app.command(train)
 for parent, name, home, about in COMMANDS:
     parent.command(f"structured_voronoi.cli.{home}", name=name, help=about)

@@ -8,6 +8,7 @@ from structured_voronoi.run.presets import TEXT_SAMPLERS
 
 MODELS = {
     "bundled": "restaurant descriptions, 1.1 M parameters; comes with the package",
+    "smollm2": "SmolLM2-135M-Instruct; after `svs models get smollm2`",
     "NAME": "a causal language model of the Hugging Face hub, gpt2 for example",
     "FOLDER": "a model saved by `save_pretrained`, or by `svs train lm`",
     "FILE.gguf": "a GGUF file (needs the extra gguf)",

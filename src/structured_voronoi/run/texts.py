@@ -80,8 +80,11 @@ def draw_texts(
 
 
 def _batch_ends(count: int, is_independent: bool, steps: int) -> list[int]:
-    """Where batches end: a block at first, so that something is seen soon, then more at a time."""
-    ends, size = [0], BLOCK if is_independent or steps < LEAST_STEPS else CHAINS_AT_A_TIME
+    """Where batches end: few chains at first, so that something is seen soon, then more at a time.
+
+    Independent draws begin with twice as many: a large model takes hardly longer for them.
+    """
+    ends, size = [0], BLOCK if steps < LEAST_STEPS and not is_independent else CHAINS_AT_A_TIME
     while ends[-1] < count:
         ends.append(min(count, ends[-1] + size))
         size = min(2 * size, DRAWS_AT_A_TIME if is_independent else CHAINS_AT_A_TIME)
@@ -89,8 +92,7 @@ def _batch_ends(count: int, is_independent: bool, steps: int) -> list[int]:
 
 
 def _make_texts(target: LanguageModel | Controlled, chains: range, tokens: Tensor, info: Info) -> list[Text]:
-    language_model = target.model if isinstance(target, Controlled) else target
-    log_prob = language_model.log_prob(tokens).tolist()
+    log_prob = target.model.log_prob(tokens) if isinstance(target, Controlled) else -info.energy
     scores = target.control_log_probs(tokens) if isinstance(target, Controlled) else {}
     columns = {control.name: widened(score).exp().tolist() for control, score in scores.items()}
     return [
@@ -99,7 +101,7 @@ def _make_texts(target: LanguageModel | Controlled, chains: range, tokens: Tenso
             draw=0,
             text=target.decode(row),
             tokens=row.tolist(),
-            log_prob=log_prob[i],
+            log_prob=float(log_prob[i]),
             energy=float(info.energy[i]),
             controls={name: values[i] for name, values in columns.items()},
         )

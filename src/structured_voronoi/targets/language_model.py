@@ -48,6 +48,7 @@ class LanguageModel:
         self.allowed, self.excluded = self._make_mask(allowed)
         self._fitted: Tensor | None = None
         self._before = self._encode_prompt(prompt)
+        self._prompt_text = self.tokenizer.decode(self._before.tolist()) if prompt and self._drops_space() else None
         after = self._encode_suffix(suffix) if suffix else []
         if ends:
             if tokenizer.eos_token_id is None:
@@ -69,11 +70,16 @@ class LanguageModel:
         device: str = "cpu",
         dtype: str = "float32",
     ) -> Self:
-        """``bundled``, a Hugging Face hub name, a folder, or a .gguf file."""
+        """``bundled``, a name of `svs models ls`, a Hugging Face hub name, a folder, or a .gguf file."""
         loaded = load_model(name, device, dtype)
         return cls(loaded.model, loaded.tokenizer, prompt, length, suffix, ends, allowed)
 
     def decode(self, tokens: Int[Tensor, " n"]) -> str:
+        """The text of the tokens, as it goes on from the prompt: some tokenizers leave out the space it begins with."""
+        if self._prompt_text is not None:
+            text = str(self.tokenizer.decode([*self._before.tolist(), *tokens.tolist()]))
+            if text.startswith(self._prompt_text):
+                return text[len(self._prompt_text) :]
         return str(self.tokenizer.decode(tokens.tolist()))
 
     @torch.no_grad()
@@ -132,13 +138,14 @@ class LanguageModel:
     def redraw(self, tokens: Int[Tensor, "chain n"], start: int, stop: int, choose: Choose) -> Redrawn:
         """Redraw positions ``start`` to ``stop`` from the model given the tokens before them, and score the rest.
 
-        Keys and values are kept, so every position goes through the model once, as in one evaluation. In half precision
-        that rounds otherwise than one pass over the whole text does, and the text is scored once more by such a pass,
-        so that a chain compares energies of one kind only (what is drawn is exact up to that rounding).
+        Keys and values are kept, so every position goes through the model once, as in one evaluation; those of the
+        prompt are computed for one row and shared by all. In half precision that rounds otherwise than one pass over
+        the whole text does, and the text is scored once more by such a pass, so that a chain compares energies of one
+        kind only (what is drawn is exact up to that rounding).
         """
-        tokens, cache = tokens.clone(), None
+        tokens, cache = tokens.clone(), self._prompt_cache(len(tokens))
         log_probs: list[Tensor] = []
-        ids = torch.cat([self._before.expand(len(tokens), -1), tokens[:, :start]], dim=-1)
+        ids = torch.cat([self._before[-1:].expand(len(tokens), -1), tokens[:, :start]], dim=-1)
         for n in range(start, stop):
             out = self.model.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
             cache = out.past_key_values
@@ -200,6 +207,14 @@ class LanguageModel:
         """The input embeddings of mixtures of tokens."""
         embeds: Tensor = self.model.get_input_embeddings()(candidates)
         return torch.einsum("cnk,cnkd->cnd", weights.to(embeds), embeds)
+
+    def _prompt_cache(self, rows: int) -> Any:
+        """Keys and values of the prompt without its last token, for so many rows; None if there is no other token."""
+        if len(self._before) == 1:
+            return None
+        cache = self.model.base_model(input_ids=self._before[None, :-1], use_cache=True).past_key_values
+        cache.batch_repeat_interleave(rows)
+        return cache
 
     def _ids(self, tokens: Tensor) -> Tensor:
         rows = len(tokens)
@@ -304,11 +319,7 @@ class LanguageModel:
         unused = size - int(mask.sum()) - special
         damaged = mask & ~self.embeddings.isfinite().all(-1)
         mask &= ~damaged
-        _, inverse = torch.unique(self.embeddings, dim=0, return_inverse=True)
-        first = torch.full((int(inverse.max()) + 1,), size, device=self.device)
-        indices = torch.arange(size, device=self.device)
-        first = first.scatter_reduce(0, inverse[mask], indices[mask], "amin")
-        repeated = mask & (first[inverse] != indices)
+        repeated = _repeated_rows(self.embeddings, mask)
         mask &= ~repeated
         counts = {"special": special, "unused": unused, "with the embedding of another": int(repeated.sum())}
         return mask, counts | {"without finite embeddings": int(damaged.sum())}
@@ -323,6 +334,11 @@ class LanguageModel:
         if not ids:
             raise SamplingError("this tokenizer has no token to begin a text with; give a prompt")
         return torch.tensor(ids, dtype=torch.int64, device=self.device)
+
+    def _drops_space(self) -> bool:
+        """Does the tokenizer, as Llama 2's does, leave out the space before the first word of what it decodes?"""
+        ids = self.tokenizer("a b", add_special_tokens=False)["input_ids"]
+        return bool(self.tokenizer.decode(ids) != self.tokenizer.decode(ids[:1]) + self.tokenizer.decode(ids[1:]))
 
     def _encode_suffix(self, suffix: str) -> list[int]:
         """The tokens of a text that follows another: some tokenizers put a space before the first word of a text."""
@@ -343,3 +359,19 @@ class LanguageModel:
                 f"prompt ({len(self._before)} tokens), length ({self.length}) and what follows ({len(self._after)}) "
                 f"exceed the model's context of {limit}; shorten the prompt or the length"
             )
+
+
+def _repeated_rows(table: Float[Tensor, "token d"], mask: Bool[Tensor, " token"]) -> Bool[Tensor, " token"]:
+    """Which rows of the mask equal an earlier one of it: found by hashing, and compared only where hashes agree."""
+    repeated: list[int] = []
+    seen: set[bytes] = set()
+    for tokens in torch.split(mask.nonzero().squeeze(-1), 1024):
+        rows = (table.detach()[tokens] + 0.0).cpu()  # adding zero makes 0.0 of -0.0, which it equals
+        for token, row in zip(tokens.tolist(), rows.view(torch.uint8).numpy(), strict=True):
+            count = len(seen)
+            seen.add(row.tobytes())
+            if len(seen) == count:
+                repeated.append(token)
+    found = torch.zeros_like(mask)
+    found[repeated] = True
+    return found
