@@ -85,7 +85,7 @@ class Classifier:
     def _score(self, lm: LanguageModel, tokens: Tensor, embeds: Tensor | None = None) -> Tensor:
         first = first_token(self.kind, lm.tokenizer)
         states = states_of(self.kind, lm.model, first, tokens, embeds)
-        lengths = torch.full((len(tokens),), states.shape[1], device=tokens.device)
+        lengths = lm.content_lengths(tokens) + states.shape[1] - tokens.shape[1]  # a probe also reads the first token
         logits = self.network(states.to(self.network.out.weight.dtype), lengths)  # type: ignore[union-attr,arg-type]
         log_prob: Tensor = logits.log_softmax(-1)[:, self._label_index]
         return log_prob

@@ -19,6 +19,7 @@ from structured_voronoi.lookahead.lookahead import (
     Lookahead,
     factor_names,
     hidden_features,
+    live_positions,
     log_factors,
     untrained,
 )
@@ -161,7 +162,8 @@ def _train(problem: Problem, sizes: dict[str, Size], pilot: Pilot, seed: int) ->
     lookahead = untrained(problem, sizes, DELTAS[0])
     for name, head in lookahead.heads.items():
         if head.reader.outputs:
-            _train_head(head, _features(head, pilot), pilot.tokens, pilot.labels[name], seed)
+            live = live_positions(problem, pilot.tokens).float()
+            _train_head(head, _features(head, pilot), pilot.tokens, pilot.labels[name], live, seed)
     return lookahead
 
 
@@ -173,10 +175,11 @@ def _features(head: Head, pilot: Pilot) -> Float[Tensor, "text n d"]:
     return torch.stack([head.features(pilot.tokens[:, :n], pilot.hidden[:, n]) for n in positions], dim=1)
 
 
-def _train_head(head: Head, features: Tensor, tokens: Tensor, labels: Tensor, seed: int) -> None:
+def _train_head(head: Head, features: Tensor, tokens: Tensor, labels: Tensor, live: Tensor, seed: int) -> None:
     """Soft binary cross-entropy, each output's divided by its mean label, else rare ones are ignored."""
     texts, length, _ = labels.shape
-    mean = labels.mean(0).clamp(min=LEAST_LABEL, max=1 - 1e-6)
+    mean = (labels * live[..., None]).sum(0) / live.sum(0).clamp(min=1)[:, None]
+    mean = mean.clamp(min=LEAST_LABEL, max=1 - 1e-6)
     head.reader.bias.data = mean.logit()
     if head.reader.size == "position":
         return
@@ -192,7 +195,7 @@ def _train_head(head: Head, features: Tensor, tokens: Tensor, labels: Tensor, se
             rows = torch.randint(texts, (BATCH,), generator=generator).to(tokens.device)
             logits = head.reader.at_token(features[rows].flatten(0, 1), position, tokens[rows].flatten())
             loss = nn.functional.binary_cross_entropy_with_logits(logits, labels[rows].flatten(0, 1), reduction="none")
-            loss = (loss * weight).mean() * scale
+            loss = (loss * weight * live[rows].flatten()[:, None]).mean() * scale
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
             nn.utils.clip_grad_norm_(head.reader.parameters(), 1.0)

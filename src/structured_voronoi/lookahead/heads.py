@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from structured_voronoi.lookahead.vocabulary import TokenAutomaton
+from structured_voronoi.automata.vocabulary import TokenAutomaton
 
 Size = Literal["position", "hidden", "token", "prefix"]
 """What a head looks at: the position alone, the hidden state too, the next token too, its control's reading too."""

@@ -245,13 +245,10 @@ def find_start(
     rng = rng.fork("start")  # retries of one chain must not shift the random numbers of another
     is_ancestral = start == "ancestral" or (start is None and problem.is_autoregressive)
 
-    def draw() -> Tensor:
-        if is_ancestral:
-            return ancestral_draw(problem, rng).tokens
-        choices = problem.allowed_tokens
-        return choices[(rng.uniform(problem.length) * len(choices)).long()]
+    def draw(rng: Rng) -> Tensor:
+        return ancestral_draw(problem, rng).tokens if is_ancestral else _random_tokens(problem, rng)
 
-    tokens = draw()
+    tokens = draw(rng)
     is_relaxable = problem.relaxed_target is not None and problem.is_autoregressive
     if is_relaxable:
         tokens = _follow_relaxed_target(problem, rng, tokens, RELAXED_TRIES)
@@ -262,7 +259,10 @@ def find_start(
         if is_relaxable:  # what the relaxed target does not lead to, blind draws will not find
             break
         failed = ~first.possible
-        tokens = torch.where(failed[:, None], draw(), tokens)
+        rows = failed.nonzero().squeeze(-1)
+        row_rng = rng.select(rows)
+        tokens[rows] = draw(row_rng)
+        rng.catch_up(rows, row_rng)
         first = problem.evaluate_where(failed, tokens, first, guidance)
     failed = ~first.possible
     count = int(failed.sum())
@@ -283,6 +283,17 @@ def _check_start_word(problem: Problem, start: Start, chains: int) -> None:
         raise SamplingError(
             f"start = {start!r} is not possible; {choices}; or an int64 tensor of shape {(chains, problem.length)}"
         )
+
+
+def _random_tokens(problem: Problem, rng: Rng) -> Int[Tensor, "chain n"]:
+    """Any allowed tokens; if texts end, so many of them, all numbers being equally likely, and then padding."""
+    choices, length = problem.allowed_tokens, problem.length
+    if problem.padding is None:
+        return choices[(rng.uniform(length) * len(choices)).long()]
+    choices = choices[choices != problem.padding]
+    tokens = choices[(rng.uniform(length) * len(choices)).long()]
+    end = (rng.uniform() * length).long()
+    return tokens.masked_fill(torch.arange(length, device=tokens.device) >= end[:, None], problem.padding)
 
 
 def _follow_relaxed_target(problem: Problem, rng: Rng, tokens: Int[Tensor, "chain n"], tries: int) -> Tensor:
