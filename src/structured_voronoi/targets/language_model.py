@@ -136,10 +136,11 @@ class LanguageModel:
 
     def decode(self, tokens: Int[Tensor, " n"]) -> str:
         """The text, without its end and padding."""
-        return str(self.tokenizer.decode(tokens[: int(self.content_lengths(tokens[None]))].tolist()))
+        ids = tokens.tolist()
+        return str(self.tokenizer.decode(ids[: ids.index(self.padding)] if self.padding in ids else ids))
 
     def content_lengths(self, tokens: Int[Tensor, "chain n"]) -> Int[Tensor, " chain"]:
-        """How many tokens stand before the end token and padding: what `decode` and classifiers read."""
+        """How many tokens stand before the end token and padding: those that `decode` and classifiers read."""
         if self.padding is None:
             return tokens.new_full((len(tokens),), tokens.shape[1])
         return (tokens == self.padding).cumsum(-1).eq(0).sum(-1)
