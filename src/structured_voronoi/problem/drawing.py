@@ -19,6 +19,8 @@ NORMALISED_TOLERANCE = 0.05
 """By how much rounding may let log p of texts differ from the sum of their tokens' log-probabilities."""
 RESTART = 40
 """Redraws after which a chain without a start begins anew."""
+ENDLESS, LEAST_ENDED = 200, 0.01
+"""Texts that must end, and of which hardly any did, after which it is time to give up; the share that is hardly any."""
 
 
 def check_autoregressive(problem: Problem, who: str) -> None:
@@ -249,6 +251,8 @@ def find_start(
         return ancestral_draw(problem, rng).tokens if is_ancestral else _random_tokens(problem, rng)
 
     tokens = draw(rng)
+    if is_ancestral:
+        _refuse_endless_model(problem, rng.fork("endings"), tokens)
     is_relaxable = problem.relaxed_target is not None and problem.is_autoregressive
     if is_relaxable:
         tokens = _follow_relaxed_target(problem, rng, tokens, RELAXED_TRIES)
@@ -275,6 +279,28 @@ def find_start(
         f"{f' ({reason}); loosen the control, or' if reason else ';'} lengthen the text, try rejection, or give tokens "
         "to start from"
     )
+
+
+def count_ended(problem: Problem, tokens: Int[Tensor, "row n"]) -> int:
+    """How many of these texts end as they must; all, where they need not."""
+    return len(tokens) if problem.ended is None else int(problem.ended(tokens).sum())
+
+
+def refuse_endless(problem: Problem, tries: int, ended: int) -> None:
+    """Give up on texts that must end, but hardly ever do."""
+    if tries >= ENDLESS and ended < LEAST_ENDED * tries:
+        raise NoStartError(
+            f"{ended} of {tries} texts ended within {problem.length} tokens; raise the length (--length on the command "
+            "line), give a stop string, or take texts that need not end (--ends never)"
+        )
+
+
+def _refuse_endless_model(problem: Problem, rng: Rng, tokens: Int[Tensor, "row n"]) -> None:
+    """Give up before more is tried in vain, if none of these texts has ended and neither do others."""
+    tries, ended = len(tokens), count_ended(problem, tokens)
+    while not ended:
+        tries, ended = tries + len(rng), count_ended(problem, ancestral_draw(problem, rng).tokens)
+        refuse_endless(problem, tries, ended)
 
 
 def _check_start_word(problem: Problem, start: Start, chains: int) -> None:

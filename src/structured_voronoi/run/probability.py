@@ -12,13 +12,20 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from structured_voronoi.contracts import Target
-from structured_voronoi.errors import NoBoundError, SamplingError, check_count
+from structured_voronoi.errors import NoBoundError, check_count
 from structured_voronoi.lookahead.kept import kept_lookahead
 from structured_voronoi.lookahead.lookahead import Lookahead
 from structured_voronoi.lookahead.rounds import share_of
 from structured_voronoi.metrics.divergence import Interval
 from structured_voronoi.metrics.text import wilson
-from structured_voronoi.problem.drawing import ancestral_draw, check_autoregressive, log_acceptance, log_bound
+from structured_voronoi.problem.drawing import (
+    ancestral_draw,
+    check_autoregressive,
+    count_ended,
+    log_acceptance,
+    log_bound,
+    refuse_endless,
+)
 from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.progress import progress_bar
 from structured_voronoi.samplers.rejection import Rejection
@@ -165,7 +172,7 @@ def _monte_carlo(problem: Problem, texts: int, seed: int, progress: bool) -> Int
             rng = Rng(seed, range(begin, min(begin + AT_A_TIME, texts)), "monte carlo", problem.device)
             tries = Rejection().tries(problem, rng, torch.zeros_like(rng.chains))
             hits += int(tries.accepted.sum())
-            ended += len(rng) if problem.ended is None else int(problem.ended(tries.tokens).sum())
+            ended += count_ended(problem, tries.tokens)
             tick("", len(rng))
     return wilson(hits, max(1, ended))
 
@@ -176,13 +183,9 @@ def _given_the_end(problem: Problem, found: Probability, texts: int, seed: int, 
     with progress_bar(texts, progress, "texts that end") as tick:
         for begin in range(0, texts, AT_A_TIME):
             rng = Rng(seed, range(begin, min(begin + AT_A_TIME, texts)), "ending", problem.device)
-            ended += int(problem.ended(ancestral_draw(problem, rng).tokens).sum())
+            ended += count_ended(problem, ancestral_draw(problem, rng).tokens)
             tick("", len(rng))
-    if not ended:
-        raise SamplingError(
-            f"none of {texts} texts ended within {problem.length} tokens; raise the length (--length on the command "
-            "line), or ask about texts that need not end (--ends never)"
-        )
+    refuse_endless(problem, texts, ended)
     share = wilson(ended, texts)
     relative = math.hypot(found.relative_error, math.sqrt((1 - share.mean) / ended))
     log_value = found.log10_value * math.log(10) - math.log(share.mean)

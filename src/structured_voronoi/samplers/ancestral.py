@@ -16,6 +16,7 @@ from structured_voronoi.problem.drawing import (
     check_autoregressive,
     forgettable_start,
     log_acceptance,
+    refuse_endless,
 )
 from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.streams import Rng, widened
@@ -23,10 +24,6 @@ from structured_voronoi.streams import Rng, widened
 WHO = "ancestral sampling"
 TRIES, REFUSED_TRIES = 20, 10_000
 """Texts without a finite log p that a chain may draw in turn; texts refused as no draws of the target."""
-ENDLESS_TRIES = 200
-"""Texts of all chains after which it is time to give up, if hardly any of them ended."""
-LEAST_ENDED = 0.01
-"""The share that must end."""
 
 
 class State(NamedTuple):
@@ -65,7 +62,8 @@ class Ancestral:
             lost[rows] += (ended & ~energy[rows].isfinite()).long()
             refused[rows] += (ended & energy[rows].isfinite()).long()
             endless[rows] += (~ended).long()
-            _check_ended(problem, int(drawn.sum() + (lost + refused).sum()), int(endless.sum()))
+            ended_in_all = int(drawn.sum() + (lost + refused).sum())
+            refuse_endless(problem, ended_in_all + int(endless.sum()), ended_in_all)
             if int(lost.max()) == TRIES:
                 raise SamplingError(
                     f"the model had no finite log p for {TRIES} texts of one chain in turn; its weights may be "
@@ -83,16 +81,6 @@ class Ancestral:
         evaluations = ones + lost + refused + endless
         info = blank_info(energy)._replace(evaluations=evaluations, events=ones, swaps=changed, nonfinite=lost)
         return State(tokens), info
-
-
-def _check_ended(problem: Problem, ended: int, endless: int) -> None:
-    """Give up where hardly a text ends."""
-    tries = ended + endless
-    if tries >= ENDLESS_TRIES and ended < LEAST_ENDED * tries:
-        raise SamplingError(
-            f"{ended} of {tries} texts ended within {problem.length} tokens; raise the length (--length on the command "
-            "line), give a stop string, or take texts that need not end (--ends never)"
-        )
 
 
 def _draw(problem: Problem, rng: Rng) -> tuple[Tensor, Tensor, Tensor]:
