@@ -470,7 +470,8 @@ class LanguageModel:
 
             if not all(texts):
                 raise SamplingError("a stop string is empty, so that every text would end at once; leave it out")
-            spelt = [word if self.allowed[i] else b"" for i, word in enumerate(token_bytes(self.tokenizer, size))]
+            pairs = zip(token_bytes(self.tokenizer, size), self.allowed.tolist(), strict=True)
+            spelt = [word if is_allowed else b"" for word, is_allowed in pairs]
             steps = torch.from_numpy(stop_steps(texts, spelt, self.length))
         ids = [end, *(stop for stop in self.stop if not isinstance(stop, str))]
         for token in ids:
