@@ -325,6 +325,28 @@ def test_random_starts_are_texts() -> None:
     assert len(listed().content_lengths(tokens).unique()) == LENGTH
 
 
+def test_a_target_of_ones_own_may_have_padding() -> None:
+    """Half of its texts are one token long; what is padding stays, and nothing becomes it."""
+    random = sv.verify.random_target(4, 5, 2, 3, 0.2)
+    possible = (torch.arange(5) != 2)[:, None] & torch.ones(5, dtype=torch.bool)
+
+    class Padded(sv.TabularTarget):
+        padding = 2
+
+    target = Padded(random.embeddings, random.table.where(possible, -torch.inf), random.gradient)
+    states, truth = target.support(), target.probabilities()
+    start = states[truth > 0]
+    for sampler in (sv.SVS(0.6), sv.PNCG(4.0), sv.GibbsWithGradients(), sv.SVS(0.6, dimensions=2)):
+        found = sv.sample(target, sampler, chains=len(start), draws=20, warmup=0, start=start, progress=False)
+        tokens = torch.tensor(found["posterior"]["tokens"].values)
+        assert torch.equal(tokens == 2, (start == 2)[:, None].expand_as(tokens))
+        assert (tokens[:, -1] != start).any()
+        assert int(found["sample_stats"]["nonfinite"].sum()) == 0, "no move is tried in vain"
+    target.allowed = torch.arange(5) != 2
+    with pytest.raises(sv.SamplingError, match="`padding` is 2, which is no token that may be sampled"):
+        bind(target)
+
+
 def test_samplers_that_are_not_exact_leave_the_end_alone_too() -> None:
     for sampler in (sv.Langevin(0.5), sv.MuCoLa(1.5), sv.HMC(0.3), sv.SVS.paper(0.5, 0.2), sv.SVS(0.6, walls="closed")):
         rng, start = Rng(1, 200), listed().support()[:200]

@@ -73,6 +73,7 @@ class Problem:
         self.own_token_log_probs = getattr(target, "token_log_probs", None)
         self.masks = self._leaves_out_tokens() and not getattr(target, "masks_itself", False)
         self.normalised = bool(getattr(target, "normalised", True))
+        self._check_padding()
         self.relaxed_target = getattr(target, "relaxed_target", None)
         self.log_factors = getattr(target, "log_factors", None)
         self.patterns: dict[str, Any] = getattr(target, "patterns", None) or {}
@@ -165,6 +166,16 @@ class Problem:
         if not self.allowed.any():
             raise SamplingError("`allowed` leaves out every token: there is nothing to sample; allow two or more")
         return not bool(self.allowed.all())
+
+    def _check_padding(self) -> None:
+        """Refuse padding that is no token, or none that may be sampled."""
+        if self.padding is None:
+            return
+        is_token = isinstance(self.padding, int) and 0 <= self.padding < len(self.embeddings)
+        if not is_token or (self.allowed is not None and not self.allowed[self.padding]):
+            raise SamplingError(
+                f"`padding` is {self.padding!r}, which is no token that may be sampled; name an allowed one"
+            )
 
     def _evaluate_block(self, block: Tensor, guidance: Guidance) -> tuple[Tensor, Tensor]:
         target: Any = self.target
