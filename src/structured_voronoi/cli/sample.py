@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from structured_voronoi.errors import SamplingError, check_seed
-from structured_voronoi.run.presets import TEXT_SAMPLERS, TEXT_SCALE, check_sampler_name, plan_texts
+from structured_voronoi.run.presets import (
+    DEFAULT_LENGTH,
+    ENDS_HELP,
+    LENGTH_HELP,
+    STOP_HELP,
+    TEXT_SAMPLERS,
+    TEXT_SCALE,
+    check_sampler_name,
+    plan_texts,
+    written_ending,
+)
 
 if TYPE_CHECKING:
     from structured_voronoi.contracts import Control
@@ -25,8 +35,9 @@ def sample(
     ] = "bundled",
     prompt: Annotated[str, Parameter(help="Text on the left.")] = "",
     suffix: Annotated[str, Parameter(help="Text on the right: the model fills the gap.")] = "",
-    length: Annotated[int, Parameter(help="Tokens of each text.")] = 20,
-    ends: Annotated[bool, Parameter(help="Complete texts: weigh by the probability of the end.")] = False,
+    length: Annotated[int, Parameter(help=LENGTH_HELP)] = DEFAULT_LENGTH,
+    ends: Annotated[str | None, Parameter(help=ENDS_HELP)] = None,
+    stop: Annotated[list[str] | None, Parameter(help=STOP_HELP)] = None,
     n: Annotated[int, Parameter(name="-n", help="Texts, each from a chain of its own.")] = 8,
     sampler: Annotated[
         str,
@@ -63,7 +74,7 @@ def sample(
 ) -> int:
     """Draw texts from a language model, under control if you like; they appear as they come.
 
-    Example: svs sample -n 4 --length 24 --prompt "Near the old bridge" --control food=Italian --out texts.jsonl
+    Example: svs sample -n 4 --prompt "Near the old bridge" --control food=Italian --out texts.jsonl
     """
     for name, value, least in (("-n", n, 1), ("--warmup", warmup or 0, 0), ("--thin", thin, 1)):
         if value < least:
@@ -82,7 +93,13 @@ def sample(
     from structured_voronoi.targets.language_model import LanguageModel
 
     language_model = LanguageModel.load(
-        model, prompt=prompt, length=length, suffix=suffix, ends=ends, device=device, dtype=dtype
+        model,
+        prompt=prompt,
+        length=length,
+        suffix=suffix,
+        **written_ending(ends, stop, suffix),
+        device=device,
+        dtype=dtype,
     )
     target = Controlled(language_model, controls) if controls else language_model
     left_out = ", ".join(f"{count} {why}" for why, count in language_model.excluded.items() if count)
@@ -103,7 +120,7 @@ def sample(
                 if out is not None:
                     file.write(json.dumps(text.line(), ensure_ascii=False, allow_nan=False) + "\n")
                     file.flush()
-    print(f"svs: {closing_line(batches, plan, length)}", file=sys.stderr)
+    print(f"svs: {closing_line(batches, plan, language_model)}", file=sys.stderr)
     return 0
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import reduce
 from itertools import islice, pairwise
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from structured_voronoi.contracts import Chains, Info, Start, is_independent, merge_infos
@@ -20,6 +21,8 @@ from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.language_model import LanguageModel
 
 CHAINS_AT_A_TIME, DRAWS_AT_A_TIME = 16, 64
+Ended = Literal["end", "stop", "no"]
+"""How a text ends: with the end-of-text token, with a stop string, or not at all."""
 LEAST_STEPS = 20
 """With fewer steps the chains' energies say nothing about mixing, and batches begin small."""
 
@@ -31,6 +34,8 @@ class Text(NamedTuple):
     draw: int
     text: str
     tokens: list[int]
+    """With its end and without padding."""
+    ended: Ended
     log_prob: float
     """log p under the language model alone."""
     energy: float
@@ -53,6 +58,8 @@ class Batch(NamedTuple):
     """(chain, step): to see whether the chains mixed."""
     first: np.ndarray
     """(chain, position): the tokens they started from."""
+    last: np.ndarray
+    """(chain, position): those of their texts, and padding."""
     info: Info
 
 
@@ -76,7 +83,8 @@ def draw_texts(
                 tick(f"energy {float(info.energy.mean()):.2f}")
         total = reduce(merge_infos, infos)
         energies = np.stack([widened(info.energy).cpu().numpy() for info in infos], axis=1)
-        yield Batch(_make_texts(target, range(begin, end), chains.state.tokens, total), energies, first, total)
+        last = chains.state.tokens
+        yield Batch(_make_texts(target, range(begin, end), last, total), energies, first, last.cpu().numpy(), total)
 
 
 def _batch_ends(count: int, is_independent: bool, steps: int) -> list[int]:
@@ -92,15 +100,18 @@ def _batch_ends(count: int, is_independent: bool, steps: int) -> list[int]:
 
 
 def _make_texts(target: LanguageModel | Controlled, chains: range, tokens: Tensor, info: Info) -> list[Text]:
-    log_prob = target.model.log_prob(tokens) if isinstance(target, Controlled) else -info.energy
+    language_model = target.model if isinstance(target, Controlled) else target
+    log_prob = language_model.log_prob(tokens) if isinstance(target, Controlled) else -info.energy
     scores = target.control_log_probs(tokens) if isinstance(target, Controlled) else {}
     columns = {control.name: widened(score).exp().tolist() for control, score in scores.items()}
+    lengths = language_model.text_lengths(tokens).tolist()
     return [
         Text(
             chain=chain,
             draw=0,
             text=target.decode(row),
-            tokens=row.tolist(),
+            tokens=row[: lengths[i]].tolist(),
+            ended=_how_it_ended(language_model, row[: lengths[i]]),
             log_prob=float(log_prob[i]),
             energy=float(info.energy[i]),
             controls={name: values[i] for name, values in columns.items()},
@@ -109,14 +120,22 @@ def _make_texts(target: LanguageModel | Controlled, chains: range, tokens: Tenso
     ]
 
 
-def closing_line(batches: list[Batch], plan: Plan, length: int) -> str:
+def _how_it_ended(model: LanguageModel, tokens: Int[Tensor, " n"]) -> Ended:
+    if model.ends == "never":
+        return "no"
+    return "end" if model.ends == "at length" or int(tokens[-1]) == model.padding else "stop"
+
+
+def closing_line(batches: list[Batch], plan: Plan, model: LanguageModel) -> str:
     """Whether the chains mixed, or need not: effective samples, tokens changed, what was accepted, cost."""
     energies = np.concatenate([batch.energies for batch in batches])
-    last = np.array([text.tokens for batch in batches for text in batch.texts])
-    changed = float((last != np.concatenate([batch.first for batch in batches])).mean())
+    first, last = (np.concatenate(part) for part in zip(*((one.first, one.last) for one in batches), strict=True))
+    is_token = np.ones_like(last, dtype=bool) if model.padding is None else (last != model.padding) | (first != last)
+    changed = float((last != first)[is_token].mean()) if is_token.any() else 0.0
     evaluations = float(torch.cat([batch.info.evaluations for batch in batches]).float().mean())
     lost = int(torch.cat([batch.info.nonfinite for batch in batches]).sum())
-    parts = [f"{len(last)} text{'s' if len(last) > 1 else ''} of {length} tokens"]
+    limit = "" if model.padding is None else "at most "
+    parts = [f"{len(last)} text{'s' if len(last) > 1 else ''} of {limit}{model.length} tokens"]
     steps, independent = energies.shape[1], is_independent(plan.sampler)
     later = energies[:, steps // 2 :]  # without the way from the start
     if plan.mixing:

@@ -1,28 +1,83 @@
-"""A language model as a target: p(m | prompt) over N tokens, with text on the right if there is any."""
+"""A language model as a target: p(m | prompt) over N tokens, with text on the right if there is any.
+
+Texts may also end by themselves, with the tokenizer's end-of-text token or after a stop string. A row of N tokens then
+holds the text up to its end, and the end-of-text token as padding at every position that is left.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Self
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from structured_voronoi.contracts import Choose, Redrawn, SoftReading
-from structured_voronoi.errors import SamplingError
+from structured_voronoi.contracts import Choose, Pattern, Redrawn, SoftReading
+from structured_voronoi.errors import SamplingError, did_you_mean
 from structured_voronoi.models.loading import head, hidden_states, load_model
-from structured_voronoi.streams import BLOCK, MEMORY, block_rows
+from structured_voronoi.streams import BLOCK, MEMORY, block_rows, in_blocks, widened
 
 HALF_PRECISION = (torch.float16, torch.bfloat16)
+Ends = Literal["never", "at length", "anywhere"]
+"""Texts of N tokens, the beginnings of longer ones; whole texts of N tokens; whole texts of N tokens at most."""
+
+ENDING = "the text ends"
+"""The name of this condition among the factors of a target."""
+
+
+class Ending(NamedTuple):
+    """Where texts end: with the end token, or with the token that completes a stop string; what follows is padding.
+
+    An automaton over tokens. It starts in state 0, and its last state is that of a text that is over.
+    """
+
+    token: int
+    """The end-of-text token, which is the padding, too."""
+    next: Int[Tensor, "state token"]
+
+    def advance(self, state: Int[Tensor, " row"], token: Int[Tensor, " row"]) -> Int[Tensor, " row"]:
+        return self.next[state, token].long()
+
+    def is_over(self, state: Int[Tensor, " row"]) -> Bool[Tensor, " row"]:
+        return state == len(self.next) - 1
+
+    def states(self, tokens: Int[Tensor, "row n"]) -> Int[Tensor, "row after"]:
+        """The state before each of the n positions and, at last, after all of them."""
+        states = [tokens.new_zeros(len(tokens))]
+        for column in tokens.unbind(-1):
+            states.append(self.advance(states[-1], column))
+        return torch.stack(states, dim=-1)
+
+    def over(self, tokens: Int[Tensor, "row n"]) -> Bool[Tensor, "row after"]:
+        """Is the text over before each of the n positions and, at last, after all of them?"""
+        return self.is_over(self.states(tokens))
+
+    def is_text(self, tokens: Int[Tensor, "row n"]) -> Bool[Tensor, " row"]:
+        """Which rows are a text that ends, and padding?"""
+        over = self.over(tokens)
+        return over[:, -1] & (~over[:, :-1] | (tokens == self.token)).all(-1)
+
+    def automaton(self, length: int) -> Any:
+        """The same, as a lookahead reads it: texts that are over match."""
+        from structured_voronoi.automata.vocabulary import TokenAutomaton
+
+        over = self.is_over(torch.arange(len(self.next), device=self.next.device))
+        return TokenAutomaton(self.next, over, over, length)
 
 
 class LanguageModel:
-    """p(m | prompt), times p(suffix | prompt, m), times p(EOS | …) if ``ends``.
+    """p(m | prompt), times p(suffix | prompt, m), times p(end | …) if ``ends`` is "at length".
 
-    Tokens that are not allowed have logits of -inf at every sampled position, so that without suffix and ``ends`` this
-    is a normalised autoregressive model, and ancestral sampling is its truth. The suffix and the end are scored by the
+    Tokens that are not allowed have logits of -inf at every sampled position, so that without suffix and end this is a
+    normalised autoregressive model, and ancestral sampling is its truth. The suffix and the end are scored by the
     unmasked model. The geometry is the output table; with tied embeddings that is the input table too. Logits of the
     whole vocabulary are held for as many positions at a time as fit into ``memory`` bytes.
+
+    If ``ends`` is "anywhere", the target is p(text | it ends within ``length`` tokens, its end included). Up to the
+    probability of that condition, log_prob is Σ log p of the tokens up to the end; it is -inf for rows that do not end,
+    or that go on after it. After the end padding is certain. A text also ends with the token that completes one of the
+    ``stop`` strings, given as text or as the number of a token; that token is kept whole.
     """
 
     masks_itself = True
@@ -35,12 +90,14 @@ class LanguageModel:
         prompt: str = "",
         length: int = 20,
         suffix: str = "",
-        ends: bool = False,
+        ends: Ends | bool = "never",
         allowed: list[int] | None = None,
         memory: int = MEMORY,
+        stop: str | int | Sequence[str | int] = (),
     ) -> None:
         self.model, self.tokenizer, self.memory = model, tokenizer, memory
-        self.length, self.ends, self.prompt, self.suffix = length, ends, prompt, suffix
+        self.length, self.prompt, self.suffix = length, prompt, suffix
+        self.ends, self.stop = checked_ends(ends), (stop,) if isinstance(stop, str | int) else tuple(stop)
         self.device = model.device
         table = model.get_output_embeddings().weight
         # one object for all targets of a network, so that its geometry is built once
@@ -50,12 +107,14 @@ class LanguageModel:
         self._before = self._encode_prompt(prompt)
         self._prompt_text = self.tokenizer.decode(self._before.tolist()) if prompt and self._drops_space() else None
         after = self._encode_suffix(suffix) if suffix else []
-        if ends:
-            if tokenizer.eos_token_id is None:
-                raise SamplingError("ends=True needs an end-of-text token and this tokenizer has none; leave it out")
-            after = [*after, tokenizer.eos_token_id]
+        if self.ends == "at length":
+            after = [*after, self._end_token()]
         self._after = torch.tensor(after, dtype=torch.int64, device=self.device)
         self._check_length()
+        self.ending = self._make_ending() if self.ends == "anywhere" else None
+        self.padding = None if self.ending is None else self.ending.token
+        if self.stop and self.ending is None:
+            raise SamplingError(f"stop = {self.stop!r} ends texts anywhere, and ends = {self.ends!r}; say 'anywhere'")
 
     @classmethod
     def load(
@@ -65,43 +124,91 @@ class LanguageModel:
         prompt: str = "",
         length: int = 20,
         suffix: str = "",
-        ends: bool = False,
+        ends: Ends | bool = "never",
+        stop: str | int | Sequence[str | int] = (),
         allowed: list[int] | None = None,
         device: str = "cpu",
         dtype: str = "float32",
     ) -> Self:
         """``bundled``, a name of `svs models ls`, a Hugging Face hub name, a folder, or a .gguf file."""
+        ends = checked_ends(ends)
         loaded = load_model(name, device, dtype)
-        return cls(loaded.model, loaded.tokenizer, prompt, length, suffix, ends, allowed)
+        return cls(loaded.model, loaded.tokenizer, prompt, length, suffix, ends, allowed, stop=stop)
 
     def decode(self, tokens: Int[Tensor, " n"]) -> str:
-        """The text of the tokens, as it goes on from the prompt: some tokenizers leave out the space it begins with."""
+        """The text without its end and padding, as it goes on from the prompt: some tokenizers drop its first space."""
+        ids = tokens.tolist()
+        ids = ids[: ids.index(self.padding)] if self.padding in ids else ids
         if self._prompt_text is not None:
-            text = str(self.tokenizer.decode([*self._before.tolist(), *tokens.tolist()]))
+            text = str(self.tokenizer.decode([*self._before.tolist(), *ids]))
             if text.startswith(self._prompt_text):
                 return text[len(self._prompt_text) :]
-        return str(self.tokenizer.decode(tokens.tolist()))
+        return str(self.tokenizer.decode(ids))
+
+    def content_lengths(self, tokens: Int[Tensor, "chain n"]) -> Int[Tensor, " chain"]:
+        """How many tokens stand before the end token and padding: those that `decode` and classifiers read."""
+        if self.padding is None:
+            return tokens.new_full((len(tokens),), tokens.shape[1])
+        return (tokens == self.padding).cumsum(-1).eq(0).sum(-1)
+
+    def text_lengths(self, tokens: Int[Tensor, "chain n"]) -> Int[Tensor, " chain"]:
+        """How many tokens have a probability: up to and including the end, without padding."""
+        if self.ending is None:
+            return tokens.new_full((len(tokens),), tokens.shape[1])
+        return (~self.ending.over(tokens)[:, :-1]).sum(-1)
+
+    def ended(self, tokens: Int[Tensor, "chain n"]) -> Bool[Tensor, " chain"]:
+        """Which texts are complete?"""
+        if self.ending is None:
+            return torch.full_like(tokens[:, 0], self.ends == "at length", dtype=torch.bool)
+        return self.ending.over(tokens)[:, -1]
 
     @torch.no_grad()
     def log_prob(self, tokens: Int[Tensor, "chain n"]) -> Float[Tensor, " chain"]:
-        scored, after = self._scores(tokens)
-        return scored.sum(-1) + after
+        def score(tokens: Tensor) -> tuple[Tensor]:
+            scored, after = self._scores(tokens)
+            return (scored.sum(-1) + after,)
+
+        return self._of_texts(score, tokens)[0]
 
     @torch.no_grad()
     def log_prob_and_guide(self, tokens: Int[Tensor, "chain n"]) -> tuple[Tensor, Tensor]:
         """Also the hidden state that predicts each token: the part of the gradient that needs no backward pass."""
-        hidden = hidden_states(self.model, self._ids(tokens))
-        scored, after = self._scores(tokens, hidden)
-        return scored.sum(-1) + after, self._predicting(hidden)
+
+        def score(tokens: Tensor) -> tuple[Tensor, Tensor]:
+            hidden = hidden_states(self.model, self._ids(tokens))
+            scored, after = self._scores(tokens, hidden)
+            return scored.sum(-1) + after, self._without_padding(self._predicting(hidden), tokens)
+
+        log_prob, guide = self._of_texts(score, tokens)
+        return log_prob, guide
 
     def log_prob_and_grad(self, tokens: Int[Tensor, "chain n"]) -> tuple[Tensor, Tensor]:
         """The whole gradient: each token as an output (the hidden state) and as an input (by backpropagation).
 
         Where input and output tables differ, the input part is brought into the output table's space by least squares.
         """
-        parts = [self._grad_of_rows(tokens[rows]) for rows in self._row_slices(len(tokens), self._graph_bytes)]
-        log_prob, gradient = (torch.cat(column) for column in zip(*parts, strict=True))
+
+        def score(tokens: Tensor) -> tuple[Tensor, ...]:
+            parts = [self._grad_of_rows(tokens[rows]) for rows in self._row_slices(len(tokens), self._graph_bytes)]
+            return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+
+        log_prob, gradient = self._of_texts(score, tokens)
         return log_prob, gradient
+
+    def _of_texts(self, score: Callable[[Tensor], tuple[Tensor, ...]], tokens: Tensor) -> tuple[Tensor, ...]:
+        """log p of every row and its steering field; rows that are no text are impossible, and are not evaluated."""
+        possible = None if self.ending is None else self.ending.is_text(tokens)
+        if possible is None or possible.all():
+            return score(tokens)
+        dtype = torch.promote_types(self.embeddings.dtype, torch.float32)
+        log_prob = torch.full_like(tokens[:, 0], -torch.inf, dtype=dtype)
+        fields = [self.embeddings.new_zeros(*tokens.shape, self.embeddings.shape[1])]
+        if possible.any():
+            log_prob[possible], *found = in_blocks(score, tokens[possible])
+            for field, part in zip(fields, found, strict=False):
+                field[possible] = part
+        return log_prob, *fields
 
     def _grad_of_rows(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         table = self.model.get_input_embeddings()
@@ -116,7 +223,12 @@ class LanguageModel:
         as_input = gradient[:, start : start + self.length]
         if self.input_map is not None:
             as_input = as_input @ self.input_map.T
-        return scored.sum(-1) + after, self._predicting(hidden).detach() + as_input
+        gradient = self._predicting(hidden).detach() + as_input
+        return scored.sum(-1) + after, self._without_padding(gradient, tokens)
+
+    def _without_padding(self, field: Float[Tensor, "chain n d"], tokens: Tensor) -> Float[Tensor, "chain n d"]:
+        """The field where tokens may move."""
+        return field if self.padding is None else field.masked_fill((tokens == self.padding)[..., None], 0)
 
     @torch.no_grad()
     def token_log_probs(self, tokens: Int[Tensor, "chain n"]) -> Float[Tensor, "chain n"]:
@@ -125,14 +237,37 @@ class LanguageModel:
 
     @property
     def normalised(self) -> bool:
-        """Does nothing stand on the right of the tokens?"""
+        """Does nothing stand on the right of the tokens? Of texts that end this is said of those that do."""
         return not len(self._after)
+
+    def log_factors(self, tokens: Int[Tensor, "chain n"]) -> dict[str, Float[Tensor, " chain"]]:
+        """log p of what stands on the right of the tokens; 0 or -inf for texts that must have ended."""
+        if self.ending is not None:
+            return {ENDING: _log_of(self.ended(tokens))}
+        if len(self._after):
+            return {"what follows": widened(self._scores(tokens)[1])}
+        return {}
+
+    @property
+    def patterns(self) -> dict[str, Pattern | Ending]:
+        """That a text must end is a pattern, too."""
+        return {} if self.ending is None else {ENDING: self.ending}
+
+    def why_impossible(self, tokens: Int[Tensor, "chain n"]) -> str:
+        """How many of these texts have not ended."""
+        if self.ending is None or self.ended(tokens).all():
+            return ""
+        share = float((~self.ended(tokens)).float().mean())
+        return f"{share:.0%} of the last ones had not ended after {self.length} tokens"
 
     @torch.no_grad()
     def conditionals(self, tokens: Int[Tensor, "chain n"], start: int) -> Float[Tensor, "chain rest token"]:
         """log p(· | prompt, tokens before) at every position from ``start``; -inf for tokens that are not allowed."""
         hidden = self._predicting(hidden_states(self.model, self._ids(tokens)))[:, start:]
-        return self._log_probs(hidden)
+        log_probs = self._log_probs(hidden)
+        if self.ending is not None:
+            log_probs[self.ending.over(tokens)[:, start:-1]] = self.certain_padding
+        return log_probs
 
     @torch.no_grad()
     def redraw(self, tokens: Int[Tensor, "chain n"], start: int, stop: int, choose: Choose) -> Redrawn:
@@ -143,36 +278,27 @@ class LanguageModel:
         the whole text does, and the text is scored once more by such a pass, so that a chain compares energies of one
         kind only (what is drawn is exact up to that rounding).
         """
-        tokens, cache = tokens.clone(), self._prompt_cache(len(tokens))
+        tokens, growing = tokens.clone(), _Growing(self, tokens[:, :start])
         log_probs: list[Tensor] = []
-        ids = torch.cat([self._before[-1:].expand(len(tokens), -1), tokens[:, :start]], dim=-1)
         for n in range(start, stop):
-            out = self.model.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
-            cache = out.past_key_values
-            hidden = out.last_hidden_state[:, -1]
-            scores = self._log_probs(hidden)
-            choice = choose(n, scores, hidden)
+            scores, hidden = growing.predict()
+            choice, parents = choose(n, scores, hidden), None
             if isinstance(choice, tuple):  # rows go on from others
                 choice, parents = choice
                 tokens[:, :n], scores = tokens[parents, :n], scores[parents]
                 log_probs = [part[parents] for part in log_probs]
-                cache.reorder_cache(parents)
             tokens[:, n] = choice
-            ids = tokens[:, n : n + 1]
-            log_probs.append(scores.gather(-1, ids))
+            growing.append(choice, parents)
+            log_probs.append(scores.gather(-1, choice[:, None]))
         if self.embeddings.dtype in HALF_PRECISION:
-            scored, after_text = self._scores(tokens)
-            return Redrawn(tokens, scored[:, start:], after_text)
-        after = self._after.expand(len(tokens), -1)
-        following = torch.cat([tokens[:, stop:], after], dim=-1)
-        if not following.shape[1]:
-            return Redrawn(tokens, torch.cat(log_probs, dim=-1), torch.zeros_like(log_probs[0][:, 0]))
-        ids = torch.cat([ids, following[:, :-1]], dim=-1)
-        hidden = self.model.base_model(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
-        count = self.length - stop
-        log_probs.append(self._gather_log_probs(hidden[:, :count], tokens[:, stop:]))
-        rest = self._gather_log_probs(hidden[:, count:], after, masked=False).sum(-1)
-        return Redrawn(tokens, torch.cat(log_probs, dim=-1), rest)
+            scored, after = self._scores(tokens)
+            return Redrawn(tokens, scored[:, start:], after)
+        following, after = growing.score(tokens[:, stop:])
+        scored = torch.cat([*log_probs, following], dim=-1)
+        if self.ending is not None:
+            scored[:, stop - start :] = self._padded(following, tokens, stop)
+            after = _log_of(self.ended(tokens)).to(scored)
+        return Redrawn(tokens, scored, after)
 
     def soft_reading(
         self, weights: Float[Tensor, "chain n candidate"], candidates: Int[Tensor, "chain n candidate"]
@@ -235,10 +361,26 @@ class LanguageModel:
         if hidden is None:
             hidden = hidden_states(self.model, self._ids(tokens))
         scored = self._gather_log_probs(self._predicting(hidden), tokens)
+        if self.ending is not None:
+            return self._padded(scored, tokens, 0), _log_of(self.ended(tokens)).to(scored)
         if not len(self._after):
             return scored, torch.zeros_like(scored[:, 0])
         after = self._after.expand(len(tokens), -1)
         return scored, self._gather_log_probs(self._predicting_after(hidden), after, masked=False).sum(-1)
+
+    def _padded(self, scored: Float[Tensor, "chain rest"], tokens: Tensor, start: int) -> Float[Tensor, "chain rest"]:
+        """log p of the tokens from ``start`` on, where what follows the end is certain to be padding."""
+        assert self.ending is not None
+        is_padding = tokens[:, start:] == self.ending.token
+        return torch.where(self.ending.over(tokens)[:, start:-1], _log_of(is_padding).to(scored), scored)
+
+    @property
+    def certain_padding(self) -> Float[Tensor, " token"]:
+        """log p of every token after the end."""
+        is_padding = torch.zeros(len(self.embeddings), dtype=torch.bool, device=self.device)
+        if self.padding is not None:
+            is_padding[self.padding] = True
+        return _log_of(is_padding).to(torch.promote_types(self.embeddings.dtype, torch.float32))
 
     def _gather_log_probs(self, hidden: Tensor, ids: Tensor, masked: bool = True) -> Float[Tensor, "chain position"]:
         """log p of these tokens, from the hidden states that predict them, some rows of logits at a time."""
@@ -263,7 +405,10 @@ class LanguageModel:
                 table[chosen[i : i + size]] - self._log_probs(rows[i : i + size], masked).exp_().to(table) @ table
                 for i in range(0, len(rows), size)
             ]
-            select(slope)[:] += torch.cat(parts).view(*ids.shape, -1).to(slope)
+            pulls = torch.cat(parts).view(*ids.shape, -1)
+            if self.ending is not None:
+                pulls = pulls.masked_fill(self.ending.over(tokens)[:, :-1, None], 0)
+            select(slope)[:] += pulls.to(slope)
         return slope
 
     def _log_probs(self, hidden: Float[Tensor, "*position d"], masked: bool = True) -> Float[Tensor, "*position token"]:
@@ -349,6 +494,43 @@ class LanguageModel:
         alone: list[int] = self.tokenizer(suffix, add_special_tokens=False)["input_ids"]
         return alone
 
+    def _end_token(self) -> int:
+        end = self.tokenizer.eos_token_id
+        if end is None or end >= len(self.embeddings):
+            raise SamplingError(
+                f"ends = {self.ends!r} needs an end-of-text token and this tokenizer has none; say ends='never'"
+            )
+        return int(end)
+
+    def _make_ending(self) -> Ending:
+        """Where texts end; the end token becomes one that may be sampled."""
+        end, size = self._end_token(), len(self.embeddings)
+        if self.suffix:
+            raise SamplingError(
+                f"the suffix {self.suffix!r} follows texts of {self.length} tokens, which do not end before it; leave "
+                "it out, or say ends='never'"
+            )
+        if not self.allowed[end]:
+            self.allowed[end] = True
+            self.excluded = {why: count - (i == 0) for i, (why, count) in enumerate(self.excluded.items())}
+        steps = torch.zeros(2, size, dtype=torch.int32)
+        texts = [stop for stop in self.stop if isinstance(stop, str)]
+        if texts:
+            from structured_voronoi.automata.vocabulary import stop_steps, token_bytes
+
+            if not all(texts):
+                raise SamplingError("a stop string is empty, so that every text would end at once; leave it out")
+            pairs = zip(token_bytes(self.tokenizer, size), self.allowed.tolist(), strict=True)
+            spelt = [word if is_allowed else b"" for word, is_allowed in pairs]
+            steps = torch.from_numpy(stop_steps(texts, spelt, self.length))
+        ids = [end, *(stop for stop in self.stop if not isinstance(stop, str))]
+        for token in ids:
+            if not isinstance(token, int) or not 0 <= token < size or not self.allowed[token]:
+                raise SamplingError(f"stop holds {token!r}, which is no text and no token that may be sampled")
+        steps[:, ids] = len(steps) - 1
+        steps[-1] = len(steps) - 1
+        return Ending(end, steps.to(self.device))
+
     def _check_length(self) -> None:
         limit = getattr(self.model.config, "max_position_embeddings", None)
         needed = len(self._before) + self.length + len(self._after)
@@ -375,3 +557,98 @@ def _repeated_rows(table: Float[Tensor, "token d"], mask: Bool[Tensor, " token"]
     found = torch.zeros_like(mask)
     found[repeated] = True
     return found
+
+
+class _Growing:
+    """Rows that grow token by token, with their keys and values kept.
+
+    Rows that are over need the model no longer: they leave its batch in whole blocks of 8, which keeps the last bits of
+    the others, and the model rests when all are over.
+    """
+
+    def __init__(self, lm: LanguageModel, tokens: Int[Tensor, "row n"]) -> None:
+        self.lm, self.cache = lm, lm._prompt_cache(len(tokens))
+        self.rows = torch.arange(len(tokens), device=tokens.device)
+        """Those in the model's batch."""
+        self.ids = torch.cat([lm._before[-1:].expand(len(tokens), -1), tokens], dim=-1)
+        """What the model has not read yet."""
+        self.state = torch.zeros_like(self.rows) if lm.ending is None else lm.ending.states(tokens)[:, -1]
+        self.hidden = lm.embeddings.new_zeros(len(tokens), lm.embeddings.shape[1])
+
+    @property
+    def is_over(self) -> Bool[Tensor, " row"]:
+        if self.lm.ending is None:
+            return torch.zeros_like(self.state, dtype=torch.bool)
+        return self.lm.ending.is_over(self.state)
+
+    def predict(self) -> tuple[Float[Tensor, "row token"], Float[Tensor, "row d"]]:
+        """log p of every next token and the hidden state it comes from: the last one of a row that is over."""
+        if self.lm.ending is None:
+            hidden = self._run(self.ids)[:, -1]
+            return self.lm._log_probs(hidden), hidden
+        going, self.hidden = ~self.is_over, self.hidden.clone()
+        scores = self.lm.certain_padding.repeat(len(going), 1)
+        if going.any():
+            hidden, asked = self._run(self.ids)[:, -1], going[self.rows]
+            self.hidden[self.rows[asked]] = hidden[asked]
+            scores[self.rows[asked]] = self.lm._log_probs(hidden)[asked]
+        return scores, self.hidden
+
+    def append(self, token: Int[Tensor, " row"], parents: Int[Tensor, " row"] | None) -> None:
+        """Each row goes on with its token, or its parent does in its place."""
+        if self.lm.ending is None:
+            if parents is not None:
+                self._select(parents)
+            self.ids = token[:, None]
+            return
+        in_batch, place = torch.zeros_like(self.is_over), torch.zeros_like(self.state)
+        in_batch[self.rows], place[self.rows] = True, torch.arange(len(self.rows), device=token.device)
+        sources = torch.arange(len(token), device=token.device) if parents is None else parents
+        self.state, self.hidden = self.lm.ending.advance(self.state[sources], token), self.hidden[sources]
+        going = int((~self.is_over).sum())
+        if not going:
+            return
+        order = torch.argsort(2 * self.is_over.long() + (~in_batch).long(), stable=True)
+        kept = order[: going + -going % BLOCK].sort().values
+        if parents is not None or not torch.equal(kept, self.rows):
+            self._select(place[sources[kept]])
+        self.rows, self.ids = kept, token[kept, None]
+
+    def score(self, tokens: Int[Tensor, "row rest"]) -> tuple[Float[Tensor, "row rest"], Float[Tensor, " row"]]:
+        """log p of the tokens that follow, and of what stands on the right of them; 0 for rows that are over."""
+        after = self.lm._after.expand(len(tokens), -1)
+        following, count = torch.cat([tokens, after], dim=-1), tokens.shape[1]
+        scored = self.lm.certain_padding.new_zeros(tokens.shape)
+        rest = scored.new_zeros(len(tokens))
+        if following.shape[1] and not self.is_over.all():
+            hidden = self._run(torch.cat([self.ids, following[self.rows, :-1]], dim=-1))
+            scored[self.rows] = self.lm._gather_log_probs(hidden[:, :count], tokens[self.rows])
+            right = self.lm._gather_log_probs(hidden[:, count:], after[self.rows], masked=False)
+            rest[self.rows] = right.sum(-1)
+        return scored, rest
+
+    def _run(self, ids: Int[Tensor, "row position"]) -> Float[Tensor, "row position d"]:
+        out = self.lm.model.base_model(input_ids=ids, past_key_values=self.cache, use_cache=True)
+        self.cache = out.past_key_values
+        states: Tensor = out.last_hidden_state
+        return states
+
+    def _select(self, rows: Int[Tensor, " row"]) -> None:
+        """The model's batch becomes these rows of it."""
+        assert self.cache is not None
+        self.cache.reorder_cache(rows)
+
+
+def _log_of(truth: Bool[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """0 where it holds, -inf elsewhere."""
+    return widened(torch.zeros(truth.shape, device=truth.device)).masked_fill(~truth, -torch.inf)
+
+
+def checked_ends(ends: Ends | bool) -> Ends:
+    """The word for where texts end; True and False stand for "at length" and "never"."""
+    if isinstance(ends, bool):
+        return "at length" if ends else "never"
+    for word in get_args(Ends):
+        if ends == word or str(ends).replace("-", " ") == word:
+            return word  # type: ignore[no-any-return]
+    raise SamplingError(f"ends = {ends!r} is unknown; {did_you_mean(str(ends), get_args(Ends))}")
