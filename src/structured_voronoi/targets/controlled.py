@@ -22,7 +22,8 @@ from structured_voronoi.contracts import (
 )
 from structured_voronoi.errors import NoBoundError, SamplingError, refuse_misspelt
 from structured_voronoi.streams import widened
-from structured_voronoi.targets.language_model import Ending, LanguageModel
+from structured_voronoi.targets.ending import Ending
+from structured_voronoi.targets.language_model import LanguageModel
 
 PENALTY = -4.0
 """The lowest score of a control while a start is searched for."""

@@ -6,64 +6,23 @@ holds the text up to its end, and the end-of-text token as padding at every posi
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Any, Self
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from structured_voronoi.contracts import Choose, Pattern, Redrawn, SoftReading
-from structured_voronoi.errors import SamplingError, did_you_mean
+from structured_voronoi.errors import SamplingError
 from structured_voronoi.models.loading import head, hidden_states, load_model
+from structured_voronoi.models.prompts import drops_space, encode_chat, encode_prompt, encode_suffix, end_of_turn
 from structured_voronoi.streams import BLOCK, MEMORY, block_rows, in_blocks, widened
+from structured_voronoi.targets.ending import ENDING, Ending, Ends, checked_ends, log_of, make_ending
+from structured_voronoi.targets.growing import Growing
 
 HALF_PRECISION = (torch.float16, torch.bfloat16)
-Ends = Literal["never", "at length", "anywhere"]
-"""Texts of N tokens, the beginnings of longer ones; whole texts of N tokens; whole texts of N tokens at most."""
-
-ENDING = "the text ends"
-"""The name of this condition among the factors of a target."""
-
-
-class Ending(NamedTuple):
-    """Where texts end: with the end token, or with the token that completes a stop string; what follows is padding.
-
-    An automaton over tokens. It starts in state 0, and its last state is that of a text that is over.
-    """
-
-    token: int
-    """The end-of-text token, which is the padding, too."""
-    next: Int[Tensor, "state token"]
-
-    def advance(self, state: Int[Tensor, " row"], token: Int[Tensor, " row"]) -> Int[Tensor, " row"]:
-        return self.next[state, token].long()
-
-    def is_over(self, state: Int[Tensor, " row"]) -> Bool[Tensor, " row"]:
-        return state == len(self.next) - 1
-
-    def states(self, tokens: Int[Tensor, "row n"]) -> Int[Tensor, "row after"]:
-        """The state before each of the n positions and, at last, after all of them."""
-        states = [tokens.new_zeros(len(tokens))]
-        for column in tokens.unbind(-1):
-            states.append(self.advance(states[-1], column))
-        return torch.stack(states, dim=-1)
-
-    def over(self, tokens: Int[Tensor, "row n"]) -> Bool[Tensor, "row after"]:
-        """Is the text over before each of the n positions and, at last, after all of them?"""
-        return self.is_over(self.states(tokens))
-
-    def is_text(self, tokens: Int[Tensor, "row n"]) -> Bool[Tensor, " row"]:
-        """Which rows are a text that ends, and padding?"""
-        over = self.over(tokens)
-        return over[:, -1] & (~over[:, :-1] | (tokens == self.token)).all(-1)
-
-    def automaton(self, length: int) -> Any:
-        """The same, as a lookahead reads it: texts that are over match."""
-        from structured_voronoi.automata.vocabulary import TokenAutomaton
-
-        over = self.is_over(torch.arange(len(self.next), device=self.next.device))
-        return TokenAutomaton(self.next, over, over, length)
 
 
 class LanguageModel:
@@ -78,6 +37,9 @@ class LanguageModel:
     probability of that condition, log_prob is Σ log p of the tokens up to the end; it is -inf for rows that do not end,
     or that go on after it. After the end padding is certain. A text also ends with the token that completes one of the
     ``stop`` strings, given as text or as the number of a token; that token is kept whole.
+
+    In a ``chat`` the prompt is what a user says, after the ``system`` message if there is one, and the text is the
+    model's answer: both by the tokenizer's template, and the answer ends with the end of the turn.
     """
 
     masks_itself = True
@@ -94,9 +56,12 @@ class LanguageModel:
         allowed: list[int] | None = None,
         memory: int = MEMORY,
         stop: str | int | Sequence[str | int] = (),
+        chat: bool = False,
+        system: str = "",
     ) -> None:
         self.model, self.tokenizer, self.memory = model, tokenizer, memory
-        self.length, self.prompt, self.suffix = length, prompt, suffix
+        self.length, self.suffix = length, suffix
+        self.is_chat, self.system = chat or bool(system), system
         self.ends, self.stop = checked_ends(ends), (stop,) if isinstance(stop, str | int) else tuple(stop)
         self.device = model.device
         table = model.get_output_embeddings().weight
@@ -104,14 +69,21 @@ class LanguageModel:
         self.embeddings: Float[Tensor, "token d"] = table.detach() if table.requires_grad else table
         self.allowed, self.excluded = self._make_mask(allowed)
         self._fitted: Tensor | None = None
-        self._before = self._encode_prompt(prompt)
-        self._prompt_text = self.tokenizer.decode(self._before.tolist()) if prompt and self._drops_space() else None
-        after = self._encode_suffix(suffix) if suffix else []
+        self._read_prompt(prompt)
+        after = encode_suffix(tokenizer, suffix) if suffix else []
         if self.ends == "at length":
             after = [*after, self._end_token()]
-        self._after = torch.tensor(after, dtype=torch.int64, device=self.device)
+        self.after = torch.tensor(after, dtype=torch.int64, device=self.device)
         self._check_length()
-        self.ending = self._make_ending() if self.ends == "anywhere" else None
+        self.ending: Ending | None = None
+        if self.ends == "anywhere":
+            if suffix:
+                raise SamplingError(
+                    f"the suffix {suffix!r} follows texts of {length} tokens, which do not end before it; leave it "
+                    "out, or say ends='never'"
+                )
+            self._allow(self._end_token())
+            self.ending = make_ending(tokenizer, self.allowed, self._end_token(), self.stop, length)
         self.padding = None if self.ending is None else self.ending.token
         if self.stop and self.ending is None:
             raise SamplingError(f"stop = {self.stop!r} ends texts anywhere, and ends = {self.ends!r}; say 'anywhere'")
@@ -127,20 +99,42 @@ class LanguageModel:
         ends: Ends | bool = "never",
         stop: str | int | Sequence[str | int] = (),
         allowed: list[int] | None = None,
+        chat: bool = False,
+        system: str = "",
         device: str = "cpu",
         dtype: str = "float32",
     ) -> Self:
         """``bundled``, a name of `svs models ls`, a Hugging Face hub name, a folder, or a .gguf file."""
         ends = checked_ends(ends)
         loaded = load_model(name, device, dtype)
-        return cls(loaded.model, loaded.tokenizer, prompt, length, suffix, ends, allowed, stop=stop)
+        return cls(loaded.model, loaded.tokenizer, prompt, length, suffix, ends, allowed, MEMORY, stop, chat, system)
+
+    def with_prompt(self, prompt: str) -> Self:
+        """The same after another prompt; the network and all that does not depend on the prompt are shared."""
+        other = copy.copy(self)
+        other._read_prompt(prompt)
+        other._check_length()
+        return other
+
+    def with_prompts_of(self, rows: Sequence[LanguageModel]) -> Self:
+        """A target whose rows have prompts of their own, all as long, by which texts can be drawn but not scored."""
+        other = copy.copy(self)
+        other.before = torch.cat([row.before for row in rows])
+        return other
+
+    def _read_prompt(self, prompt: str) -> None:
+        tokenizer, self.prompt = self.tokenizer, prompt
+        ids = encode_chat(tokenizer, prompt, self.system) if self.is_chat else encode_prompt(tokenizer, prompt)
+        self.before: Int[Tensor, "row position"] = torch.tensor([ids], dtype=torch.int64, device=self.device)
+        """The prompt's tokens: one row for all, or one for each."""
+        self._prompt_text = tokenizer.decode(ids) if prompt and drops_space(tokenizer) else None
 
     def decode(self, tokens: Int[Tensor, " n"]) -> str:
         """The text without its end and padding, as it goes on from the prompt: some tokenizers drop its first space."""
         ids = tokens.tolist()
         ids = ids[: ids.index(self.padding)] if self.padding in ids else ids
         if self._prompt_text is not None:
-            text = str(self.tokenizer.decode([*self._before.tolist(), *ids]))
+            text = str(self.tokenizer.decode([*self.before[0].tolist(), *ids]))
             if text.startswith(self._prompt_text):
                 return text[len(self._prompt_text) :]
         return str(self.tokenizer.decode(ids))
@@ -219,7 +213,7 @@ class LanguageModel:
                 scored, after = self._scores(tokens, hidden)
                 slope = self._slope(tokens, hidden)
             (gradient,) = torch.autograd.grad(hidden, embeds, slope)
-        start = len(self._before)
+        start = self.before.shape[1]
         as_input = gradient[:, start : start + self.length]
         if self.input_map is not None:
             as_input = as_input @ self.input_map.T
@@ -238,13 +232,13 @@ class LanguageModel:
     @property
     def normalised(self) -> bool:
         """Does nothing stand on the right of the tokens? Of texts that end this is said of those that do."""
-        return not len(self._after)
+        return not len(self.after)
 
     def log_factors(self, tokens: Int[Tensor, "chain n"]) -> dict[str, Float[Tensor, " chain"]]:
         """log p of what stands on the right of the tokens; 0 or -inf for texts that must have ended."""
         if self.ending is not None:
-            return {ENDING: _log_of(self.ended(tokens))}
-        if len(self._after):
+            return {ENDING: log_of(self.ended(tokens))}
+        if len(self.after):
             return {"what follows": widened(self._scores(tokens)[1])}
         return {}
 
@@ -264,7 +258,7 @@ class LanguageModel:
     def conditionals(self, tokens: Int[Tensor, "chain n"], start: int) -> Float[Tensor, "chain rest token"]:
         """log p(· | prompt, tokens before) at every position from ``start``; -inf for tokens that are not allowed."""
         hidden = self._predicting(hidden_states(self.model, self._ids(tokens)))[:, start:]
-        log_probs = self._log_probs(hidden)
+        log_probs = self.log_probs(hidden)
         if self.ending is not None:
             log_probs[self.ending.over(tokens)[:, start:-1]] = self.certain_padding
         return log_probs
@@ -278,7 +272,7 @@ class LanguageModel:
         the whole text does, and the text is scored once more by such a pass, so that a chain compares energies of one
         kind only (what is drawn is exact up to that rounding).
         """
-        tokens, growing = tokens.clone(), _Growing(self, tokens[:, :start])
+        tokens, growing = tokens.clone(), Growing(self, tokens[:, :start])
         log_probs: list[Tensor] = []
         for n in range(start, stop):
             scores, hidden = growing.predict()
@@ -297,7 +291,7 @@ class LanguageModel:
         scored = torch.cat([*log_probs, following], dim=-1)
         if self.ending is not None:
             scored[:, stop - start :] = self._padded(following, tokens, stop)
-            after = _log_of(self.ended(tokens)).to(scored)
+            after = log_of(self.ended(tokens)).to(scored)
         return Redrawn(tokens, scored, after)
 
     def soft_reading(
@@ -315,17 +309,17 @@ class LanguageModel:
 
     def _soft_reading_of_rows(self, weights: Tensor, candidates: Tensor) -> SoftReading:
         rows, table = len(weights), self.model.get_input_embeddings()
-        after = self._after.expand(rows, -1)
-        with torch.set_grad_enabled(bool(len(self._after))):
-            weights = weights.detach().requires_grad_(bool(len(self._after)))
-            parts = [table(self._before.expand(rows, -1)), self.soft_embeds(weights, candidates), table(after)]
+        after = self.after.expand(rows, -1)
+        with torch.set_grad_enabled(bool(len(self.after))):
+            weights = weights.detach().requires_grad_(bool(len(self.after)))
+            parts = [table(self.before.expand(rows, -1)), self.soft_embeds(weights, candidates), table(after)]
             hidden = hidden_states(self.model, embeds=torch.cat(parts, dim=1))
-            if len(self._after):
-                log_rest = self._gather_log_probs(self._predicting_after(hidden), after, masked=False).sum(-1)
+            if len(self.after):
+                log_rest = self.gather_log_probs(self._predicting_after(hidden), after, masked=False).sum(-1)
                 (slope,) = torch.autograd.grad(log_rest.sum(), weights)
             else:
                 log_rest, slope = hidden.new_zeros(rows), torch.zeros_like(weights)
-        return SoftReading(self._log_probs(self._predicting(hidden.detach())), log_rest.detach(), slope)
+        return SoftReading(self.log_probs(self._predicting(hidden.detach())), log_rest.detach(), slope)
 
     def soft_embeds(
         self, weights: Float[Tensor, "chain n candidate"], candidates: Int[Tensor, "chain n candidate"]
@@ -334,45 +328,46 @@ class LanguageModel:
         embeds: Tensor = self.model.get_input_embeddings()(candidates)
         return torch.einsum("cnk,cnkd->cnd", weights.to(embeds), embeds)
 
-    def _prompt_cache(self, rows: int) -> Any:
+    def prompt_cache(self, rows: int) -> Any:
         """Keys and values of the prompt without its last token, for so many rows; None if there is no other token."""
-        if len(self._before) == 1:
+        if self.before.shape[1] == 1:
             return None
-        cache = self.model.base_model(input_ids=self._before[None, :-1], use_cache=True).past_key_values
-        cache.batch_repeat_interleave(rows)
+        cache = self.model.base_model(input_ids=self.before[:, :-1], use_cache=True).past_key_values
+        if len(self.before) < rows:
+            cache.batch_repeat_interleave(rows)
         return cache
 
     def _ids(self, tokens: Tensor) -> Tensor:
         rows = len(tokens)
-        return torch.cat([self._before.expand(rows, -1), tokens, self._after.expand(rows, -1)], dim=-1)
+        return torch.cat([self.before.expand(rows, -1), tokens, self.after.expand(rows, -1)], dim=-1)
 
     def _predicting(self, hidden: Tensor) -> Tensor:
         """The hidden states from which the tokens are predicted: each one position before its token."""
-        start = len(self._before) - 1
+        start = self.before.shape[1] - 1
         return hidden[:, start : start + self.length]
 
     def _predicting_after(self, hidden: Tensor) -> Tensor:
         """The hidden states from which the suffix and the end are predicted."""
-        start = len(self._before) + self.length - 1
-        return hidden[:, start : start + len(self._after)]
+        start = self.before.shape[1] + self.length - 1
+        return hidden[:, start : start + len(self.after)]
 
     def _scores(self, tokens: Tensor, hidden: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """log p of each token, and of all that stands on the right."""
         if hidden is None:
             hidden = hidden_states(self.model, self._ids(tokens))
-        scored = self._gather_log_probs(self._predicting(hidden), tokens)
+        scored = self.gather_log_probs(self._predicting(hidden), tokens)
         if self.ending is not None:
-            return self._padded(scored, tokens, 0), _log_of(self.ended(tokens)).to(scored)
-        if not len(self._after):
+            return self._padded(scored, tokens, 0), log_of(self.ended(tokens)).to(scored)
+        if not len(self.after):
             return scored, torch.zeros_like(scored[:, 0])
-        after = self._after.expand(len(tokens), -1)
-        return scored, self._gather_log_probs(self._predicting_after(hidden), after, masked=False).sum(-1)
+        after = self.after.expand(len(tokens), -1)
+        return scored, self.gather_log_probs(self._predicting_after(hidden), after, masked=False).sum(-1)
 
     def _padded(self, scored: Float[Tensor, "chain rest"], tokens: Tensor, start: int) -> Float[Tensor, "chain rest"]:
         """log p of the tokens from ``start`` on, where what follows the end is certain to be padding."""
         assert self.ending is not None
         is_padding = tokens[:, start:] == self.ending.token
-        return torch.where(self.ending.over(tokens)[:, start:-1], _log_of(is_padding).to(scored), scored)
+        return torch.where(self.ending.over(tokens)[:, start:-1], log_of(is_padding).to(scored), scored)
 
     @property
     def certain_padding(self) -> Float[Tensor, " token"]:
@@ -380,14 +375,14 @@ class LanguageModel:
         is_padding = torch.zeros(len(self.embeddings), dtype=torch.bool, device=self.device)
         if self.padding is not None:
             is_padding[self.padding] = True
-        return _log_of(is_padding).to(torch.promote_types(self.embeddings.dtype, torch.float32))
+        return log_of(is_padding).to(torch.promote_types(self.embeddings.dtype, torch.float32))
 
-    def _gather_log_probs(self, hidden: Tensor, ids: Tensor, masked: bool = True) -> Float[Tensor, "chain position"]:
+    def gather_log_probs(self, hidden: Tensor, ids: Tensor, masked: bool = True) -> Float[Tensor, "chain position"]:
         """log p of these tokens, from the hidden states that predict them, some rows of logits at a time."""
         rows, chosen = hidden.flatten(0, 1), ids.flatten()[:, None]
         size = block_rows(4 * 4 * len(self.embeddings), self.memory)
         parts = [
-            self._log_probs(rows[i : i + size], masked).gather(-1, chosen[i : i + size])
+            self.log_probs(rows[i : i + size], masked).gather(-1, chosen[i : i + size])
             for i in range(0, max(1, len(rows)), size)
         ]
         return torch.cat(parts).view(ids.shape)
@@ -397,12 +392,12 @@ class LanguageModel:
         slope, table = torch.zeros_like(hidden), self.embeddings
         size = block_rows(4 * 4 * len(self.embeddings), self.memory)
         predicted = [(self._predicting, tokens, True)]
-        if len(self._after):
-            predicted.append((self._predicting_after, self._after.expand(len(tokens), -1), False))
+        if len(self.after):
+            predicted.append((self._predicting_after, self.after.expand(len(tokens), -1), False))
         for select, ids, masked in predicted:
             rows, chosen = select(hidden).flatten(0, 1), ids.flatten()
             parts = [
-                table[chosen[i : i + size]] - self._log_probs(rows[i : i + size], masked).exp_().to(table) @ table
+                table[chosen[i : i + size]] - self.log_probs(rows[i : i + size], masked).exp_().to(table) @ table
                 for i in range(0, len(rows), size)
             ]
             pulls = torch.cat(parts).view(*ids.shape, -1)
@@ -411,7 +406,7 @@ class LanguageModel:
             select(slope)[:] += pulls.to(slope)
         return slope
 
-    def _log_probs(self, hidden: Float[Tensor, "*position d"], masked: bool = True) -> Float[Tensor, "*position token"]:
+    def log_probs(self, hidden: Float[Tensor, "*position d"], masked: bool = True) -> Float[Tensor, "*position token"]:
         """log p of every token where these hidden states are the last."""
         logits = head(self.model, hidden)
         if masked:
@@ -431,7 +426,7 @@ class LanguageModel:
     @property
     def row_bytes(self) -> int:
         """A rough size of one row on its way through the model: twenty numbers a position and dimension."""
-        positions = len(self._before) + self.length + len(self._after)
+        positions = self.before.shape[1] + self.length + len(self.after)
         return int(20 * self.model.config.get_text_config().hidden_size * positions * self.embeddings.element_size())
 
     @property
@@ -469,76 +464,28 @@ class LanguageModel:
         counts = {"special": special, "unused": unused, "with the embedding of another": int(repeated.sum())}
         return mask, counts | {"without finite embeddings": int(damaged.sum())}
 
-    def _encode_prompt(self, prompt: str) -> Int[Tensor, " position"]:
-        ids = self.tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"] if prompt else []
-        first = self.tokenizer.bos_token_id
-        if first is None and not ids:
-            first = self.tokenizer.eos_token_id
-        if first is not None:
-            ids = [first, *ids]
-        if not ids:
-            raise SamplingError("this tokenizer has no token to begin a text with; give a prompt")
-        return torch.tensor(ids, dtype=torch.int64, device=self.device)
-
-    def _drops_space(self) -> bool:
-        """Does the tokenizer, as Llama 2's does, leave out the space before the first word of what it decodes?"""
-        ids = self.tokenizer("a b", add_special_tokens=False)["input_ids"]
-        return bool(self.tokenizer.decode(ids) != self.tokenizer.decode(ids[:1]) + self.tokenizer.decode(ids[1:]))
-
-    def _encode_suffix(self, suffix: str) -> list[int]:
-        """The tokens of a text that follows another: some tokenizers put a space before the first word of a text."""
-        before, both = (self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (".", "." + suffix))
-        if both[: len(before)] == before:
-            following: list[int] = both[len(before) :]
-            return following
-        alone: list[int] = self.tokenizer(suffix, add_special_tokens=False)["input_ids"]
-        return alone
-
     def _end_token(self) -> int:
-        end = self.tokenizer.eos_token_id
+        end = end_of_turn(self.tokenizer) if self.is_chat else self.tokenizer.eos_token_id
         if end is None or end >= len(self.embeddings):
             raise SamplingError(
                 f"ends = {self.ends!r} needs an end-of-text token and this tokenizer has none; say ends='never'"
             )
         return int(end)
 
-    def _make_ending(self) -> Ending:
-        """Where texts end; the end token becomes one that may be sampled."""
-        end, size = self._end_token(), len(self.embeddings)
-        if self.suffix:
-            raise SamplingError(
-                f"the suffix {self.suffix!r} follows texts of {self.length} tokens, which do not end before it; leave "
-                "it out, or say ends='never'"
-            )
-        if not self.allowed[end]:
-            self.allowed[end] = True
+    def _allow(self, token: int) -> None:
+        """One token more may be sampled."""
+        if not self.allowed[token]:
+            self.allowed[token] = True
             self.excluded = {why: count - (i == 0) for i, (why, count) in enumerate(self.excluded.items())}
-        steps = torch.zeros(2, size, dtype=torch.int32)
-        texts = [stop for stop in self.stop if isinstance(stop, str)]
-        if texts:
-            from structured_voronoi.automata.vocabulary import stop_steps, token_bytes
-
-            if not all(texts):
-                raise SamplingError("a stop string is empty, so that every text would end at once; leave it out")
-            pairs = zip(token_bytes(self.tokenizer, size), self.allowed.tolist(), strict=True)
-            spelt = [word if is_allowed else b"" for word, is_allowed in pairs]
-            steps = torch.from_numpy(stop_steps(texts, spelt, self.length))
-        ids = [end, *(stop for stop in self.stop if not isinstance(stop, str))]
-        for token in ids:
-            if not isinstance(token, int) or not 0 <= token < size or not self.allowed[token]:
-                raise SamplingError(f"stop holds {token!r}, which is no text and no token that may be sampled")
-        steps[:, ids] = len(steps) - 1
-        steps[-1] = len(steps) - 1
-        return Ending(end, steps.to(self.device))
 
     def _check_length(self) -> None:
         limit = getattr(self.model.config, "max_position_embeddings", None)
-        needed = len(self._before) + self.length + len(self._after)
+        needed = self.before.shape[1] + self.length + len(self.after)
         if self.length < 1:
             raise SamplingError(f"length = {self.length}: there is nothing to sample; ask for 1 token or more")
         if limit is not None and needed > limit:
             raise SamplingError(
-                f"prompt ({len(self._before)} tokens), length ({self.length}) and what follows ({len(self._after)}) "
+                f"prompt ({self.before.shape[1]} tokens), length ({self.length}) and what follows ({len(self.after)}) "
                 f"exceed the model's context of {limit}; shorten the prompt or the length"
             )
 
@@ -557,98 +504,3 @@ def _repeated_rows(table: Float[Tensor, "token d"], mask: Bool[Tensor, " token"]
     found = torch.zeros_like(mask)
     found[repeated] = True
     return found
-
-
-class _Growing:
-    """Rows that grow token by token, with their keys and values kept.
-
-    Rows that are over need the model no longer: they leave its batch in whole blocks of 8, which keeps the last bits of
-    the others, and the model rests when all are over.
-    """
-
-    def __init__(self, lm: LanguageModel, tokens: Int[Tensor, "row n"]) -> None:
-        self.lm, self.cache = lm, lm._prompt_cache(len(tokens))
-        self.rows = torch.arange(len(tokens), device=tokens.device)
-        """Those in the model's batch."""
-        self.ids = torch.cat([lm._before[-1:].expand(len(tokens), -1), tokens], dim=-1)
-        """What the model has not read yet."""
-        self.state = torch.zeros_like(self.rows) if lm.ending is None else lm.ending.states(tokens)[:, -1]
-        self.hidden = lm.embeddings.new_zeros(len(tokens), lm.embeddings.shape[1])
-
-    @property
-    def is_over(self) -> Bool[Tensor, " row"]:
-        if self.lm.ending is None:
-            return torch.zeros_like(self.state, dtype=torch.bool)
-        return self.lm.ending.is_over(self.state)
-
-    def predict(self) -> tuple[Float[Tensor, "row token"], Float[Tensor, "row d"]]:
-        """log p of every next token and the hidden state it comes from: the last one of a row that is over."""
-        if self.lm.ending is None:
-            hidden = self._run(self.ids)[:, -1]
-            return self.lm._log_probs(hidden), hidden
-        going, self.hidden = ~self.is_over, self.hidden.clone()
-        scores = self.lm.certain_padding.repeat(len(going), 1)
-        if going.any():
-            hidden, asked = self._run(self.ids)[:, -1], going[self.rows]
-            self.hidden[self.rows[asked]] = hidden[asked]
-            scores[self.rows[asked]] = self.lm._log_probs(hidden)[asked]
-        return scores, self.hidden
-
-    def append(self, token: Int[Tensor, " row"], parents: Int[Tensor, " row"] | None) -> None:
-        """Each row goes on with its token, or its parent does in its place."""
-        if self.lm.ending is None:
-            if parents is not None:
-                self._select(parents)
-            self.ids = token[:, None]
-            return
-        in_batch, place = torch.zeros_like(self.is_over), torch.zeros_like(self.state)
-        in_batch[self.rows], place[self.rows] = True, torch.arange(len(self.rows), device=token.device)
-        sources = torch.arange(len(token), device=token.device) if parents is None else parents
-        self.state, self.hidden = self.lm.ending.advance(self.state[sources], token), self.hidden[sources]
-        going = int((~self.is_over).sum())
-        if not going:
-            return
-        order = torch.argsort(2 * self.is_over.long() + (~in_batch).long(), stable=True)
-        kept = order[: going + -going % BLOCK].sort().values
-        if parents is not None or not torch.equal(kept, self.rows):
-            self._select(place[sources[kept]])
-        self.rows, self.ids = kept, token[kept, None]
-
-    def score(self, tokens: Int[Tensor, "row rest"]) -> tuple[Float[Tensor, "row rest"], Float[Tensor, " row"]]:
-        """log p of the tokens that follow, and of what stands on the right of them; 0 for rows that are over."""
-        after = self.lm._after.expand(len(tokens), -1)
-        following, count = torch.cat([tokens, after], dim=-1), tokens.shape[1]
-        scored = self.lm.certain_padding.new_zeros(tokens.shape)
-        rest = scored.new_zeros(len(tokens))
-        if following.shape[1] and not self.is_over.all():
-            hidden = self._run(torch.cat([self.ids, following[self.rows, :-1]], dim=-1))
-            scored[self.rows] = self.lm._gather_log_probs(hidden[:, :count], tokens[self.rows])
-            right = self.lm._gather_log_probs(hidden[:, count:], after[self.rows], masked=False)
-            rest[self.rows] = right.sum(-1)
-        return scored, rest
-
-    def _run(self, ids: Int[Tensor, "row position"]) -> Float[Tensor, "row position d"]:
-        out = self.lm.model.base_model(input_ids=ids, past_key_values=self.cache, use_cache=True)
-        self.cache = out.past_key_values
-        states: Tensor = out.last_hidden_state
-        return states
-
-    def _select(self, rows: Int[Tensor, " row"]) -> None:
-        """The model's batch becomes these rows of it."""
-        assert self.cache is not None
-        self.cache.reorder_cache(rows)
-
-
-def _log_of(truth: Bool[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """0 where it holds, -inf elsewhere."""
-    return widened(torch.zeros(truth.shape, device=truth.device)).masked_fill(~truth, -torch.inf)
-
-
-def checked_ends(ends: Ends | bool) -> Ends:
-    """The word for where texts end; True and False stand for "at length" and "never"."""
-    if isinstance(ends, bool):
-        return "at length" if ends else "never"
-    for word in get_args(Ends):
-        if ends == word or str(ends).replace("-", " ") == word:
-            return word  # type: ignore[no-any-return]
-    raise SamplingError(f"ends = {ends!r} is unknown; {did_you_mean(str(ends), get_args(Ends))}")
