@@ -61,7 +61,7 @@ class LanguageModel:
     ) -> None:
         self.model, self.tokenizer, self.memory = model, tokenizer, memory
         self.length, self.suffix = length, suffix
-        self.is_chat, self.system = chat or bool(system), system
+        self.is_chat, self.system, self.asked = chat or bool(system), system, allowed
         self.ends, self.stop = checked_ends(ends), (stop,) if isinstance(stop, str | int) else tuple(stop)
         self.device = model.device
         table = model.get_output_embeddings().weight
