@@ -209,7 +209,7 @@ def closing_line(batches: list[Batch], plan: Plan, model: LanguageModel) -> str:
     )
     if redraws:
         parts.append(f"{refreshed / redraws:.0%} of redraws accepted")
-    parts.append(f"{evaluations:.0f} evaluation{'s' if evaluations > 1 else ''} a text")
+    parts.append("one evaluation a text" if evaluations == 1 else f"{evaluations:.3g} evaluations a text")
     if lost:
         parts.append(f"{lost} proposals were impossible (no finite energy) and refused")
     return "; ".join(parts) + ("." if plan.is_exact else ". This sampler is not exact.")
