@@ -159,7 +159,7 @@ def _refuse_endless_texts(problem: Problem, seed: int) -> None:
     """Say so, if the reason is that texts hardly ever end."""
     if problem.ended is not None:
         texts = ancestral_draw(problem, Rng(seed, ENDLESS, "choice", problem.device)).tokens
-        refuse_endless(problem, ENDLESS, count_ended(problem, texts))
+        refuse_endless(problem, ENDLESS, count_ended(problem, texts), -math.inf)
 
 
 def _offer_of_guided(guide: Guide, warmup: int | None, thin: int, kept: bool) -> Offer:
