@@ -158,14 +158,15 @@ def draw_pilot(problem: Problem, lookahead: Lookahead, texts: int, seed: int, ti
 def _dense_labels(head: PatternHead, probabilities: list[Tensor]) -> Float[Tensor, "text n output"]:
     """r_{n+1} of every live state at every position n, from the end of the text backwards."""
     automaton, live = head.automaton, head.automaton.live
+    following, kind = torch.unique(automaton.next, dim=1, return_inverse=True)  # tokens that do the same everywhere
+    following = following[live].long()
     chance = automaton.accepting.float().expand(len(probabilities[0]), -1)  # of every state, at the end
     labels = []
     for p in reversed(probabilities):
         labels.append(chance[:, live])
         before = automaton.satisfied.float().expand_as(chance).clone()
-        for state in live.tolist():
-            mass = torch.zeros_like(chance).index_add_(1, automaton.next[state].long(), p)
-            before[:, state] = (mass * chance).sum(-1)
+        mass = p.new_zeros(len(p), following.shape[1]).index_add_(1, kind, p)
+        before[:, live] = (mass[:, None] * chance[:, following]).sum(-1)
         chance = before
     return torch.stack(labels[::-1], dim=1)
 

@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from structured_voronoi.automata.vocabulary import TokenAutomaton
 from structured_voronoi.streams import BLOCK
@@ -24,6 +25,8 @@ Read = Callable[[Int[Tensor, "row n"]], Float[Tensor, " row"]]
 """Prefixes of texts -> what a control says of them."""
 RANK = 64
 """Coordinates of a token."""
+_COORDINATES: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Those of every table of embeddings that is still in use."""
 
 
 class Reader(nn.Module):
@@ -194,8 +197,13 @@ Head = PatternHead | LearntHead
 def token_coordinates(embeddings: Float[Tensor, "token d"], rank: int = RANK) -> Float[Tensor, "token r"]:
     """The first principal components of the embeddings, each of variance 1; no token stands out by its length.
 
-    Rare tokens have odd embeddings, and what was learnt from others must not be multiplied by their length.
+    Rare tokens have odd embeddings, and what was learnt from others must not be multiplied by their length. They are
+    kept as long as the embeddings live.
     """
+    key = rank, 0 if embeddings.is_inference() else embeddings._version
+    kept: dict[tuple[int, int], Tensor] = _COORDINATES.setdefault(embeddings, {})  # type: ignore[no-untyped-call]
+    if key in kept:
+        return kept[key]
     table = embeddings.detach().float()
     table = torch.where(table.isfinite(), table, 0)
     centred = table - table.mean(0)
@@ -203,5 +211,5 @@ def token_coordinates(embeddings: Float[Tensor, "token d"], rank: int = RANK) ->
     axes: Tensor = torch.linalg.eigh(covariance).eigenvectors.flip(-1)[:, : min(rank, table.shape[1])]
     coordinates: Tensor = centred @ axes.float()
     coordinates = coordinates / coordinates.std(0).clamp(min=1e-6)
-    shrunk: Tensor = coordinates * (rank**0.5 / coordinates.norm(dim=-1, keepdim=True).clamp(min=1e-6)).clamp(max=1)
-    return shrunk
+    kept[key] = coordinates * (rank**0.5 / coordinates.norm(dim=-1, keepdim=True).clamp(min=1e-6)).clamp(max=1)
+    return kept[key]
