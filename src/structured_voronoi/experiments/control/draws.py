@@ -20,7 +20,8 @@ from torch import Tensor
 from structured_voronoi.contracts import Info, Sampler, Start, Target, is_independent, merge_infos
 from structured_voronoi.controls.classifier import Classifier
 from structured_voronoi.experiments.control.guiding import fit_guided
-from structured_voronoi.models.judge import Judge
+from structured_voronoi.models.encoder_judge import load_judge
+from structured_voronoi.models.loading import Loaded, load_model
 from structured_voronoi.models.prefix_classifier import PrefixClassifier
 from structured_voronoi.run.presets import text_sampler
 from structured_voronoi.run.sampling import start_chains
@@ -70,6 +71,7 @@ class DrawTask:
     seed: int = 0
     pilot: int = 2048
     """Texts that the lookahead of guided sampling learns from; its seconds are not those of the chains."""
+    prompt: str = ""
 
 
 Draws = dict[str, Any]
@@ -92,7 +94,7 @@ def draw_texts(task: DrawTask, folders: TaskFolders) -> Draws:
     if path.exists():
         kept: Draws = json.loads(path.read_text(encoding="utf-8"))
         return kept
-    model, weight = _language_model(folders.model, task.length), task.setting.weight
+    model, weight = _language_model(folders.model, task.length, task.prompt), task.setting.weight
     target = Controlled(model, {Classifier.load(folders.guide, task.target): weight})
     begun, pilot, share = time.process_time(), 0.0, None
     if task.method == "guided":
@@ -100,7 +102,7 @@ def draw_texts(task: DrawTask, folders: TaskFolders) -> Draws:
         task, pilot, begun = replace(task, steps=enough), time.process_time() - begun, time.process_time()
     tokens, info, steps = _run(model if task.method == "ancestral" else target, sampler, task)
     seconds = time.process_time() - begun
-    texts = [model.decode(row) for row in tokens]
+    texts = [task.prompt + model.decode(row) for row in tokens]
     (guide,) = target.control_log_probs(tokens).values()
     log_prob = model.log_prob(tokens)
     asked = info.events if task.method == "fudge" else info.evaluations
@@ -113,7 +115,7 @@ def draw_texts(task: DrawTask, folders: TaskFolders) -> Draws:
         "log_prob": log_prob.tolist(),
         "energy": (-log_prob - weight * guide).tolist(),
         "guide": guide.exp().tolist(),
-        "judged": Judge.load(Path(folders.judge)).predict(texts),
+        "judged": _judge(Path(folders.judge)).predict(texts),
         "evaluations": float(info.evaluations.double().mean()),
         "control_evaluations": 0.0 if task.method == "ancestral" else float(asked.double().mean()),
         "steps_taken": steps,
@@ -129,13 +131,23 @@ def draw_texts(task: DrawTask, folders: TaskFolders) -> Draws:
 
 
 def _file_name(task: DrawTask, sampler: Sampler) -> str:
-    key = json.dumps([asdict(task), repr(sampler)], sort_keys=True)
+    settings = asdict(task)
+    prompt = settings.pop("prompt")
+    key = json.dumps([settings, repr(sampler), *([prompt] if prompt else [])], sort_keys=True)
     return f"{task.method}-{task.target}-{hashlib.sha256(key.encode()).hexdigest()[:10]}.json"
 
 
 @cache
-def _language_model(folder: str, length: int) -> LanguageModel:
-    return LanguageModel.load(folder, length=length)
+def _loaded(folder: str) -> Loaded:
+    return load_model(folder)
+
+
+@cache
+def _language_model(folder: str, length: int, prompt: str) -> LanguageModel:
+    return LanguageModel(*_loaded(folder), prompt=prompt, length=length)
+
+
+_judge = cache(load_judge)
 
 
 def _make_sampler(task: DrawTask, folders: TaskFolders) -> Sampler:

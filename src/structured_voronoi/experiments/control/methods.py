@@ -32,6 +32,8 @@ class ComparisonSettings:
     """γ of rejection, guided and SVS with open walls, in the grid search."""
     pilot: int = 2048
     """Texts that a lookahead of guided sampling learns from."""
+    prompts: tuple[str, ...] = ("",)
+    """Beginnings, each of them for all texts of a batch; the grid search takes the first."""
 
 
 def compare_methods(
@@ -43,7 +45,10 @@ def compare_methods(
     seed: int,
     settings: ComparisonSettings,
 ) -> dict[str, Any]:
-    """What a report of controlled generation is made of: the grids, and every method's numbers on every target."""
+    """What a report of controlled generation is made of: the grids, and every method's numbers on every target.
+
+    A method draws ``count`` texts of a target for each prompt.
+    """
     grids = search_grids(draw, grid_targets, length, seed + 100, settings)
     tasks = [
         DrawTask(
@@ -55,11 +60,14 @@ def compare_methods(
             seconds=settings.seconds,
             seed=seed,
             pilot=settings.pilot,
+            prompt=prompt,
         )
         for method in settings.methods
         for target in targets
+        for prompt in settings.prompts
     ]
-    rows = [_summarise(draws, length) for draws in draw(tasks, "every method on every target")]
+    batches, together = draw(tasks, "every method on every target"), len(settings.prompts)
+    rows = [_summarise(_joined(batches[i : i + together]), length) for i in range(0, len(batches), together)]
     return {"seed": seed, "grid": grids, "rows": rows}
 
 
@@ -97,6 +105,7 @@ def search_grids(
             seconds=settings.grid_seconds,
             seed=seed,
             pilot=settings.pilot,
+            prompt=settings.prompts[0],
         )
         for method, setting in tried
         for target in targets
@@ -129,12 +138,22 @@ def _perplexities(draws: Draws, length: int) -> np.ndarray:
     return perplexity(np.array(draws["log_prob"]), length)
 
 
+def _joined(batches: list[Draws]) -> Draws:
+    """The draws of several prompts as if they were of one: all texts, and the mean of what they cost."""
+    joined = dict(batches[0])
+    for key in ("texts", "tokens", "log_prob", "energy", "guide", "judged"):
+        joined[key] = [value for batch in batches for value in batch[key]]
+    for key in ("evaluations", "control_evaluations", "steps_taken", "seconds_taken", "pilot_seconds"):
+        joined[key] = sum(batch[key] for batch in batches) / len(batches)
+    return joined
+
+
 def _summarise(draws: Draws, length: int) -> dict[str, Any]:
     """The numbers of one method on one target."""
     log_prob, guide = np.array(draws["log_prob"]), np.log(np.maximum(draws["guide"], 1e-300))
     return {
         **{key: draws[key] for key in ("method", "target", "weight", "step_size", "start", "steps_taken")},
-        **{key: draws[key] for key in ("evaluations", "control_evaluations", "seconds_taken")},
+        **{key: draws[key] for key in ("evaluations", "control_evaluations", "seconds_taken", "pilot_seconds")},
         "successes": sum(label == draws["target"] for label in draws["judged"]),
         "count": len(draws["judged"]),
         "perplexities": _perplexities(draws, length).tolist(),
