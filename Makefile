@@ -5,7 +5,7 @@ PIP = .venv/bin/python -m pip --quiet --disable-pip-version-check
 .PHONY: demo test lint clean
 
 demo: .venv/installed  ## install, then run the main job
-	.venv/bin/svs sample -n 8 --length 24
+	.venv/bin/svs sample -n 8
 
 test: .venv/installed-dev lint  ## install with development tools, then every check and test
 	.venv/bin/python -m pytest

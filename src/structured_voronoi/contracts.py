@@ -30,6 +30,8 @@ class Target(Protocol):
       ``log_prob_and_guide(tokens)`` gives both from one evaluation;
     * ``allowed``, bool (M,): the tokens that may be sampled;
     * ``memory``, ``row_bytes``, numbers: how many bytes an evaluation may hold, and how many a row of it takes;
+    * ``padding``, a token: it fills a row after the end of its text; moves of single tokens leave it where it is, and
+      put it nowhere else;
     * ``box``, a number: every coordinate of x lies in [-box, box] (the paper's compact set K);
     * ``relaxed_target()``: the same target with impossible states merely improbable, along which starts are searched;
     * ``why_impossible(tokens) -> str``: what makes these states impossible, for the error when no start is found.
@@ -57,6 +59,7 @@ class Autoregressive(Target, Protocol):
     Optional, used when present:
 
     * ``redraw(tokens, start, stop, choose) -> Redrawn``: a range of positions redrawn at the cost of one evaluation;
+    * ``ended(tokens) -> bool (chains,)``, with ``padding``: which texts end within N tokens; the others are impossible;
     * ``reorders``: True if rows of that redraw may go on from other rows, as particles do; see `Choose`;
     * ``token_log_probs(tokens) -> (chains, N)``: log p of each token given those before it;
     * ``soft_reading(weights, candidates) -> SoftReading``: the same for texts whose tokens are merely probable, each a
@@ -65,7 +68,8 @@ class Autoregressive(Target, Protocol):
     * ``normalised``: False where ``log_prob`` is not the sum of the tokens' log-probabilities;
     * ``log_bound``, a number: log_prob never exceeds that sum by more; rejection needs it;
     * ``log_factors(tokens) -> {name: (chains,)}``: the terms that log_prob has besides, each minus its bound; a
-      lookahead learns them one by one, and ``patterns``, {name: Pattern}, are those that it can compile instead;
+      lookahead learns them one by one, and ``patterns``, {name: Pattern}, are those that it can compile instead, unless
+      they are compiled already and have ``automaton(length)``;
     * ``prefix_factor(name, tokens) -> (chains,)``: such a term of texts that end after these tokens, for the names in
       ``readable``; NaN where it cannot be told;
     * ``why_above_bound(tokens) -> str``: what exceeds the bound, for the error when something does;
@@ -81,6 +85,8 @@ TARGET_ABILITIES = {
     "log_prob_and_guide": "method",
     "allowed": "value",
     "box": "value",
+    "padding": "value",
+    "ended": "method",
     "row_bytes": "value",
     "relaxed_target": "method",
     "why_impossible": "method",

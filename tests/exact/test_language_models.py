@@ -89,7 +89,7 @@ def test_gradient_is_that_of_moving_an_embedding(name: str) -> None:
     shifted = []
     for sign in (1, -1):
         embeds = table(target._ids(tokens)).clone()
-        embeds[:, len(target._before) + place] += sign * step * direction
+        embeds[:, target.before.shape[1] + place] += sign * step * direction
         hidden = target.model.base_model(inputs_embeds=embeds).last_hidden_state
         shifted.append(target._scores(tokens, hidden)[0].sum())
     numeric = float((shifted[0] - shifted[1]) / (2 * step))
@@ -102,7 +102,7 @@ def test_gradient_is_that_of_moving_an_embedding(name: str) -> None:
         with torch.enable_grad():
             total = target._scores(tokens, target.model.base_model(inputs_embeds=embeds).last_hidden_state)[0].sum()
             (own,) = torch.autograd.grad(total, embeds)
-        own = own[0, len(target._before) + place]
+        own = own[0, target.before.shape[1] + place]
         assert float(own @ direction) == pytest.approx(numeric, rel=2e-3)
         torch.testing.assert_close(as_input, target.input_map @ own)
 
@@ -179,9 +179,9 @@ def test_repeated_rows_are_those_that_sorting_finds(dtype: torch.dtype, seed: in
 
 def test_a_tokenizer_without_a_first_token_starts_from_the_end_or_from_the_prompt() -> None:
     model = family("gpt2")
-    assert sv.LanguageModel(model, tokenizer(bos=False), length=3)._before.tolist() == [0]
+    assert sv.LanguageModel(model, tokenizer(bos=False), length=3).before.tolist() == [[0]]
     prompted = sv.LanguageModel(model, tokenizer(bos=False), prompt="the", length=3)
-    assert prompted._before.tolist() == prompted.tokenizer("the")["input_ids"]
+    assert prompted.before.tolist() == [prompted.tokenizer("the")["input_ids"]]
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_a_suffix_is_read_as_what_it_is_the_middle_of_a_text() -> None:
     words = tokenizer()
     words.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     target = sv.LanguageModel(family("gpt2"), words, length=3, suffix="the river")
-    assert "".join(words.convert_ids_to_tokens(target._after.tolist())) == "theĠriver"
+    assert "".join(words.convert_ids_to_tokens(target.after.tolist())) == "theĠriver"
 
 
 def sentencepiece_tokenizer() -> transformers.PreTrainedTokenizerFast:

@@ -18,6 +18,8 @@ from torch import Tensor
 
 import structured_voronoi as sv
 from helpers import check_stationarity
+from structured_voronoi.automata.patterns import compile_pattern
+from structured_voronoi.automata.vocabulary import TokenAutomaton, token_bytes
 from structured_voronoi.contracts import Pattern
 from structured_voronoi.controls.parsing import parse_control
 from structured_voronoi.experiments.exactness.guided import lookaheads
@@ -26,9 +28,7 @@ from structured_voronoi.lookahead import fitting
 from structured_voronoi.lookahead.fitting import draw_pilot
 from structured_voronoi.lookahead.heads import PatternHead
 from structured_voronoi.lookahead.lookahead import Lookahead, untrained
-from structured_voronoi.lookahead.patterns import compile_pattern
 from structured_voronoi.lookahead.rounds import refine_in_rounds, share_of
-from structured_voronoi.lookahead.vocabulary import TokenAutomaton, token_bytes
 from structured_voronoi.problem.problem import bind
 from structured_voronoi.run.probability import summarise_weights
 from structured_voronoi.verify.twins import GuidedWithoutProposal, RefreshWithoutProposal
@@ -137,7 +137,7 @@ def test_bounds_and_allowed_words_are_compiled(written: str) -> None:
         "input_ids"
     ]
     known = model.allowed.nonzero().squeeze(-1).tolist()
-    automaton = TokenAutomaton(compile_pattern(control.pattern), token_bytes(model.tokenizer, 901), 12, "cpu")
+    automaton = TokenAutomaton.spelt(compile_pattern(control.pattern), token_bytes(model.tokenizer, 901), 12, "cpu")
     seen = set()
     for _ in range(300):
         rows = [source.choice(likely if source.random() < 0.95 else known) for _ in range(source.randint(0, 24))]
@@ -399,8 +399,11 @@ def test_hopeless_controls_are_refused_before_anything_is_drawn() -> None:
 @pytest.mark.parametrize(
     ("control", "said"),
     [
-        ("regex=(Italian ){9}", "no text of 6 tokens can satisfy regex=(Italian ){9}; lengthen the text or loosen"),
-        ("words=30..", "no text of 6 tokens can satisfy words=30..; lengthen the text or loosen the control"),
+        (
+            "regex=(Italian ){9}",
+            "no text of 6 tokens at most can satisfy regex=(Italian ){9}; lengthen the text",
+        ),
+        ("words=30..", "no text of 6 tokens at most can satisfy words=30..; lengthen the text or loosen the control"),
         ("regex=(a{1,1000}){1000}", "could take for ever to match"),
         ("regex=" + "(" * 5000 + "a" + ")" * 5000, "…' is nested too deeply; write it with fewer groups"),
         ("never:never", "satisfied by none of"),

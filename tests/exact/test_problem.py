@@ -339,7 +339,7 @@ def flat(state: Any) -> list[Tensor]:
 def test_a_mask_that_the_model_hardly_ever_meets_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     from structured_voronoi.samplers import ancestral
 
-    monkeypatch.setattr(ancestral, "MASKED_TRIES", 50)
+    monkeypatch.setattr(ancestral, "REFUSED_TRIES", 50)
     target = masked_sentences(controlled=False)
     table = target.model.clone()
     table[2] += 60.0  # what is not allowed is almost certain

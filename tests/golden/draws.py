@@ -98,8 +98,8 @@ def written(words: list[str]) -> str:
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         out = Path(folder, "texts.jsonl")
-        arguments, sys.argv = sys.argv, ["svs", "sample", "-n", "5", "--length", "8", "--seed", "3", "--out", str(out)]
-        sys.argv += words
+        arguments, sys.argv = sys.argv, ["svs", "sample", "-n", "5", "--length", "8", "--seed", "3"]
+        sys.argv += ["--ends", "never", "--out", str(out), *words]
         try:
             cli.main()
         except SystemExit as stop:

@@ -43,7 +43,7 @@ def test_help_teaches_and_imports_nothing_heavy() -> None:
 
 
 def test_texts_under_control_cross_few_files() -> None:
-    words = ("--length", "4", "--sampler", "svs+refresh", "--warmup", "1", "--control", "food=Italian")
+    words = ("--sampler", "svs+refresh", "--warmup", "1", "--control", "food=Italian")
     code, files, *_ = imported("sample", "-n", "1", *words).split()
     assert code == "0"
     assert int(files) <= 22

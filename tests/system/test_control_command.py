@@ -26,7 +26,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def test_controls_add_up_and_get_their_columns(tmp_path: Path) -> None:
     (tmp_path / "rules.py").write_text("def short(text):\n    return 0.5 if len(text) < 60 else 0.25\n")
     words = ("--control", "food=Italian@1.5", "--control", "keyword=the", "--control", "rules:short")
-    svs("sample", "-n", "3", "--length", "10", *QUICK, *words, "--out", "texts.jsonl", cwd=tmp_path)
+    svs("sample", "-n", "3", "--ends", "never", "--length", "10", *QUICK, *words, "--out", "texts.jsonl", cwd=tmp_path)
     found = lines(tmp_path / "texts.jsonl")
     assert len(found) == 3
     for line in found:

@@ -30,16 +30,58 @@ SMALL = Recipe(vocabulary=300, width=16, layers=1, heads=2, context=64, batch=8,
 def test_sample_writes_texts_and_lines(tmp_path: Path) -> None:
     out = tmp_path / "texts.jsonl"
     words = ("--sampler", "svs+refresh", "--scale", "0.3", "--warmup", "3", "--seed", "1")
-    done = svs("sample", "-n", "3", "--length", "8", *words, "--out", str(out))
+    done = svs("sample", "-n", "3", "--ends", "never", "--length", "8", *words, "--out", str(out))
     lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert [line["text"] for line in lines] == done.stdout.splitlines()
     assert [line["chain"] for line in lines] == [0, 1, 2]
-    assert all(len(line["tokens"]) == 8 for line in lines)
+    assert all(len(line["tokens"]) == 8 and line["ended"] == "no" for line in lines)
     assert all(abs(line["log_prob"] + line["energy"]) < 1e-3 for line in lines)
     assert "evaluations a text" in done.stderr
     drawn = svs("sample", "-n", "2", "--sampler", "rejection", "--control", "keyword=pub")
     assert "drawn independently; 0." in drawn.stderr
     assert "This sampler is not exact." in svs("sample", "-n", "1", "--sampler", "mucola", "--warmup", "1").stderr
+
+
+def test_texts_are_whole_by_default(tmp_path: Path) -> None:
+    """They end with the end-of-text token, or with a stop string; tokens hold the end and no padding."""
+    out = tmp_path / "texts.jsonl"
+    said = svs("sample", "-n", "6", "--seed", "2", "--out", str(out)).stderr
+    assert "6 texts of at most 60 tokens; drawn independently" in said
+    model = sv.LanguageModel.load("bundled", length=60, ends="anywhere")
+    for line in map(json.loads, out.read_text(encoding="utf-8").splitlines()):
+        assert list(line)[:7] == ["chain", "draw", "text", "tokens", "ended", "log_prob", "energy"]
+        assert line["ended"] == "end"
+        assert line["text"].endswith((".", "!"))
+        assert line["tokens"].index(0) == len(line["tokens"]) - 1
+        row = torch.tensor([line["tokens"] + [0] * (60 - len(line["tokens"]))])
+        assert float(model.log_prob(row)) == pytest.approx(line["log_prob"], abs=1e-3)
+    words = (
+        "--stop",
+        "pub",
+        "--stop",
+        ".",
+        "--control",
+        "food=Italian@0.2",
+        "--sampler",
+        "svs+refresh",
+        "--warmup",
+        "1",
+    )
+    said = svs("sample", "-n", "6", *words, "--out", str(out)).stderr
+    assert "6 texts of at most 60 tokens" in said
+    lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert all(line["ended"] == ("stop" if re.search(r"pub|\.", line["text"]) else "end") for line in lines)
+    assert "stop" in {line["ended"] for line in lines}
+    at_length = ("--ends", "at-length", "--length", "8", "--sampler", "refresh", "--warmup", "1")
+    svs("sample", "-n", "2", *at_length, "--out", str(out))
+    lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert [(line["ended"], len(line["tokens"])) for line in lines] == [("end", 8)] * 2
+
+
+def test_a_length_in_which_no_text_ends_is_refused_with_the_share() -> None:
+    for words in ((), ("--control", "keyword=pub", "--sampler", "rejection"), ("--sampler", "svs+refresh")):
+        error = svs("sample", "-n", "2", "--length", "3", *words, code=2).stderr.splitlines()[-1]
+        assert re.match(r"svs: 0 of 2\d\d texts ended within 3 tokens; raise the length \(--length", error)
 
 
 def test_every_text_sampler_runs() -> None:
@@ -63,6 +105,11 @@ def test_ancestral_sampling_is_refused_where_it_is_not_the_truth() -> None:
         (["sample", "-n", "0"], "-n 0"),
         (["sample", "--dtype", "float3"], "float32"),
         (["sample", "--seed", "-1"], "--seed -1"),
+        (["sample", "--ends", "sometimes"], "ends = 'sometimes' is unknown; known: anywhere, at length, never"),
+        (["sample", "--length", "2", "--stop", "zebra zebra"], "'zebra zebra' can never come: no 2 tokens"),
+        (["sample", "--stop", ".", "--ends", "never"], "say 'anywhere'"),
+        (["sample", "--stop", ".", "--suffix", " pub."], "say 'anywhere'"),
+        (["sample", "--suffix", " pub.", "--ends", "anywhere"], "leave it out, or say ends='never'"),
         (["train", "lm", "--data", "builtin", "--out", "x", "--seed", "-1"], "--seed -1"),
         (["sample", "--control", "regex="], "regular expression is empty"),
         (["train", "lm", "--data", "nowhere.csv", "--out", "x"], "nowhere.csv does not exist"),
@@ -178,7 +225,7 @@ def test_a_model_that_yields_nan_stops_nothing_and_is_reported() -> None:
     plan = Plan("svs", sv.SVS(0.6, dimensions=16, guidance="none"), steps=20, starts_at_truth=False)
     batches = list(draw_texts(model, plan, count=8, seed=0))
     assert all(text.tokens[-1] % 2 == 0 for batch in batches for text in batch.texts)
-    assert "proposals were impossible" in closing_line(batches, plan, 6)
+    assert "proposals were impossible" in closing_line(batches, plan, model)
 
 
 def test_ancestral_draws_without_a_number_are_drawn_again_and_counted() -> None:
@@ -207,7 +254,7 @@ def test_a_mistake_leaves_an_older_file_as_it_was(tmp_path: Path) -> None:
     out = tmp_path / "texts.jsonl"
     out.write_text("old\n")
     svs("sample", "--device", "nowhere", "--out", str(out), code=2)
-    impossible = ("--sampler", "rejection", "--control", "no_rules:none", "--length", "3")
+    impossible = ("--sampler", "rejection", "--control", "no_rules:none", "--ends", "never", "--length", "3")
     (tmp_path / "no_rules.py").write_text("def none(text):\n    raise KeyError('no\\nidea')\n")
     assert len(svs("sample", *impossible, "--out", str(out), code=2, cwd=tmp_path).stderr.splitlines()) == 2
     assert out.read_text() == "old\n"
@@ -216,7 +263,7 @@ def test_a_mistake_leaves_an_older_file_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_reader_may_stop_reading() -> None:
-    command = f"{SVS} sample -n 20 --length 6 --sampler ancestral | head -1"
+    command = f"{SVS} sample -n 20 --sampler ancestral | head -1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=300)
     assert len(done.stdout.splitlines()) == 1
     assert "Traceback" not in done.stderr
@@ -225,7 +272,8 @@ def test_a_reader_may_stop_reading() -> None:
 def test_auto_is_the_default_and_says_what_it_chose_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second command finds the lookahead of the first, and so does the one that asks for the probability."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    quick = ("sample", "-n", "2", "--length", "8")
+    brief = ("--ends", "never", "--length", "8")
+    quick = ("sample", "-n", "2", *brief)
     assert "svs: ancestral, because nothing weighs on the language model's own draws" in svs(*quick).stderr
     frequent = svs(*quick, "--control", "food=Italian@0.2")
     assert "svs: rejection (" in frequent.stderr
@@ -233,7 +281,7 @@ def test_auto_is_the_default_and_says_what_it_chose_and_why(tmp_path: Path, monk
     monkeypatch.setattr(choice, "LOOKAHEAD_TEXTS", 256)
     monkeypatch.setattr(choice, "TRAINING_SECONDS", 0.0)
     words = ("pub", "Italian")
-    rare = ("--length", "8", *(part for word in words for part in ("--control", f"keyword={word}")))
+    rare = (*brief, *(part for word in words for part in ("--control", f"keyword={word}")))
     first, second = (svs("sample", "-n", "2", "--seed", seed, *rare) for seed in ("0", "1"))
     for done in (first, second):
         assert "svs: guided, by seconds a text in a pilot: guided " in done.stderr

@@ -70,7 +70,9 @@ def main() -> None:
     gc.set_threshold(100_000)  # collecting garbage amid the imports of thousands of modules takes a second
     words = [word for word in sys.argv[1:] if word != "--debug"]
     try:
-        sys.exit(run(words, debug=len(words) < len(sys.argv) - 1))
+        code = run(words, debug=len(words) < len(sys.argv) - 1)
+        gc.freeze()  # what is left need not be collected, which would take a second or two at the exit
+        sys.exit(code)
     except BrokenPipeError:  # the reader, `head` for example, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from structured_voronoi.errors import SamplingError, check_seed
+from structured_voronoi.run.presets import DEFAULT_LENGTH, ENDS_HELP, LENGTH_HELP, STOP_HELP, written_ending
 
 if TYPE_CHECKING:
     from structured_voronoi.run.probability import Probability
@@ -22,7 +23,9 @@ def probability(
         str, Parameter(help="`bundled`, a name of `svs models ls`, a Hugging Face hub name, a folder, or a .gguf file.")
     ] = "bundled",
     prompt: Annotated[str, Parameter(help="Text on the left.")] = "",
-    length: Annotated[int, Parameter(help="Tokens of each text.")] = 20,
+    length: Annotated[int, Parameter(help=LENGTH_HELP)] = DEFAULT_LENGTH,
+    ends: Annotated[str | None, Parameter(help=ENDS_HELP)] = None,
+    stop: Annotated[list[str] | None, Parameter(help=STOP_HELP)] = None,
     texts: Annotated[int, Parameter(help="Weighted texts; half as many are drawn to learn from.")] = 2048,
     seed: Annotated[int, Parameter(help="Seed of all random streams.")] = 0,
     monte_carlo: Annotated[
@@ -33,6 +36,8 @@ def probability(
     dtype: Annotated[str, Parameter(help="float32, float64, bfloat16 or float16.")] = "float32",
 ) -> int:
     """Estimate the probability that a model's text satisfies the controls, also where it is tiny.
+
+    Where texts end anywhere, it is that of the controls given that a text ends within --length.
 
     The texts are drawn by proposals that have learnt what is asked for, and weighed, so that the estimate is unbiased.
     What was learnt is kept in the user's cache; `svs sample` uses it, too.
@@ -49,7 +54,9 @@ def probability(
     from structured_voronoi.targets.language_model import LanguageModel
 
     controls = dict(parse_control(written, device) for written in control)
-    language_model = LanguageModel.load(model, prompt=prompt, length=length, device=device, dtype=dtype)
+    language_model = LanguageModel.load(
+        model, prompt=prompt, length=length, **written_ending(ends, stop), device=device, dtype=dtype
+    )
     target = Controlled(language_model, controls)
     found = estimate(target, texts=texts, seed=seed, keep=True, monte_carlo=monte_carlo)
     if as_json:
@@ -63,6 +70,6 @@ def probability(
 
 def _as_numbers(found: Probability) -> dict[str, Any]:
     """Its fields as JSON has them: infinities are null."""
-    plain = found.monte_carlo and found.monte_carlo._asdict()
-    numbers = {**asdict(found), "monte_carlo": plain}
+    intervals = {"monte_carlo": found.monte_carlo, "ending": found.ending}
+    numbers = {**asdict(found), **{name: interval and interval._asdict() for name, interval in intervals.items()}}
     return {key: None if isinstance(value, float) and math.isinf(value) else value for key, value in numbers.items()}

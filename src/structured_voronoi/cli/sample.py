@@ -11,11 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from structured_voronoi.errors import SamplingError, check_seed
-from structured_voronoi.run.presets import TEXT_SAMPLERS, TEXT_SCALE, check_sampler_name, plan_texts
+from structured_voronoi.run.presets import (
+    DEFAULT_LENGTH,
+    ENDS_HELP,
+    LENGTH_HELP,
+    STOP_HELP,
+    TEXT_SAMPLERS,
+    TEXT_SCALE,
+    check_sampler_name,
+    written_ending,
+)
+from structured_voronoi.run.prompt_files import COLUMN, read_prompts
 
 if TYPE_CHECKING:
     from structured_voronoi.contracts import Control
-    from structured_voronoi.run.texts import Batch
 
 
 def sample(
@@ -23,10 +32,21 @@ def sample(
     model: Annotated[
         str, Parameter(help="`bundled`, a name of `svs models ls`, a Hugging Face hub name, a folder, or a .gguf file.")
     ] = "bundled",
-    prompt: Annotated[str, Parameter(help="Text on the left.")] = "",
+    prompt: Annotated[str | None, Parameter(help="Text on the left.")] = None,
+    prompts: Annotated[
+        Path | None,
+        Parameter(help="File of prompts: one a line, or a column of a .csv, .tsv or .jsonl file; -n texts for each."),
+    ] = None,
+    prompt_column: Annotated[str, Parameter(help="The column of the prompts.")] = COLUMN,
+    chat: Annotated[
+        bool,
+        Parameter(help="The prompt is said to the model in its chat format, and texts are its answers.", negative=""),
+    ] = False,
+    system: Annotated[str, Parameter(help="The system message of a chat.")] = "",
     suffix: Annotated[str, Parameter(help="Text on the right: the model fills the gap.")] = "",
-    length: Annotated[int, Parameter(help="Tokens of each text.")] = 20,
-    ends: Annotated[bool, Parameter(help="Complete texts: weigh by the probability of the end.")] = False,
+    length: Annotated[int, Parameter(help=LENGTH_HELP)] = DEFAULT_LENGTH,
+    ends: Annotated[str | None, Parameter(help=ENDS_HELP)] = None,
+    stop: Annotated[list[str] | None, Parameter(help=STOP_HELP)] = None,
     n: Annotated[int, Parameter(name="-n", help="Texts, each from a chain of its own.")] = 8,
     sampler: Annotated[
         str,
@@ -63,13 +83,16 @@ def sample(
 ) -> int:
     """Draw texts from a language model, under control if you like; they appear as they come.
 
-    Example: svs sample -n 4 --length 24 --prompt "Near the old bridge" --control food=Italian --out texts.jsonl
+    Example: svs sample -n 4 --prompt "Near the old bridge" --control food=Italian --out texts.jsonl
     """
     for name, value, least in (("-n", n, 1), ("--warmup", warmup or 0, 0), ("--thin", thin, 1)):
         if value < least:
             raise SamplingError(f"{name} {value} is too small; use {least} or more")
+    if prompt is not None and prompts is not None:
+        raise SamplingError("--prompt and --prompts cannot go together; put the prompt into the file")
     check_seed(seed)
     check_sampler_name(sampler)
+    asked = read_prompts(prompts, prompt_column) if prompts is not None else None if prompt is None else [prompt]
     controls: dict[Control, float] = {}
     if control:
         from structured_voronoi.controls.parsing import parse_control
@@ -77,33 +100,41 @@ def sample(
         controls = dict(parse_control(written, device) for written in control)
     _check_writable(out)
 
-    from structured_voronoi.run.texts import closing_line, draw_texts
-    from structured_voronoi.targets.controlled import Controlled
-    from structured_voronoi.targets.language_model import LanguageModel
+    from structured_voronoi.run.generation import Request, fulfil
 
-    language_model = LanguageModel.load(
-        model, prompt=prompt, length=length, suffix=suffix, ends=ends, device=device, dtype=dtype
+    request = Request(
+        model,
+        asked,
+        controls,
+        n,
+        length,
+        suffix,
+        **written_ending(ends, stop, suffix),
+        chat=chat,
+        system=system,
+        sampler=sampler,
+        scale=scale,
+        warmup=warmup,
+        thin=thin,
+        start=start,
+        seed=seed,
+        device=device,
+        dtype=dtype,
     )
-    target = Controlled(language_model, controls) if controls else language_model
-    left_out = ", ".join(f"{count} {why}" for why, count in language_model.excluded.items() if count)
-    print(f"svs: tokens left out: {left_out or 'none'}", file=sys.stderr)
-    plan = plan_texts(
-        target, sampler, count=n, scale=scale, warmup=warmup, thin=thin, start=start, seed=seed, progress=True
-    )
-    if plan.reason:
-        print(f"svs: {plan.reason}", file=sys.stderr)
-    batches: list[Batch] = []
+
+    def say(words: str) -> None:
+        print(f"svs: {words}", file=sys.stderr)
+
     with contextlib.ExitStack() as stack:
-        for batch in draw_texts(target, plan, n, seed, start, progress=True):
-            if out is not None and not batches:  # what is in the file stays until there is something to write
+        file = None
+        for batch in fulfil(request, say, say):
+            if out is not None and file is None:  # what is in the file stays until there is something to write
                 file = stack.enter_context(out.open("w", encoding="utf-8"))
-            batches.append(batch)
             for text in batch.texts:
-                print(text.text, flush=True)
-                if out is not None:
+                print(text.text if prompts is None else f"{text.prompt} →{text.text}", flush=True)
+                if file is not None:
                     file.write(json.dumps(text.line(), ensure_ascii=False, allow_nan=False) + "\n")
                     file.flush()
-    print(f"svs: {closing_line(batches, plan, length)}", file=sys.stderr)
     return 0
 
 

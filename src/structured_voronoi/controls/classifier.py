@@ -68,29 +68,35 @@ class Classifier:
     @torch.no_grad()
     def log_prob(self, tokens: Int[Tensor, "chain n"], texts: list[str]) -> Float[Tensor, " chain"]:
         lm = self._model()
-        return self._score(lm, lm.model.get_input_embeddings()(tokens))
+        return self._score(lm, lm.model.get_input_embeddings()(tokens), lm.content_lengths(tokens))
 
     def log_prob_and_grad(
         self, tokens: Int[Tensor, "chain n"], texts: list[str]
     ) -> tuple[Float[Tensor, " chain"], Float[Tensor, "chain n d"]]:
         """The gradient at the input embeddings, brought into the output table's space where the two differ."""
         lm = self._model()
-        log_prob, gradient = self.soft_log_prob_and_grad(lm.model.get_input_embeddings()(tokens))
+        embeds = lm.model.get_input_embeddings()(tokens)
+        log_prob, gradient = self.soft_log_prob_and_grad(embeds, lm.content_lengths(tokens))
         return log_prob, gradient if lm.input_map is None else gradient @ lm.input_map.T
 
     def soft_log_prob_and_grad(
-        self, embeds: Float[Tensor, "chain n d"]
+        self, embeds: Float[Tensor, "chain n d"], lengths: Int[Tensor, " chain"] | None = None
     ) -> tuple[Float[Tensor, " chain"], Float[Tensor, "chain n d"]]:
         """The score of input embeddings, which may be mixtures of tokens', and its gradient there."""
         with torch.enable_grad():
             embeds = embeds.detach().requires_grad_()
-            log_prob = self._score(self._model(), embeds)
+            log_prob = self._score(self._model(), embeds, lengths)
             (gradient,) = torch.autograd.grad(log_prob.sum(), embeds)
         return log_prob.detach(), gradient
 
-    def _score(self, lm: LanguageModel, embeds: Float[Tensor, "chain n d"]) -> Float[Tensor, " chain"]:
+    def _score(
+        self, lm: LanguageModel, embeds: Float[Tensor, "chain n d"], lengths: Int[Tensor, " chain"] | None = None
+    ) -> Float[Tensor, " chain"]:
+        """The score of the first tokens of each row, or of all of them."""
         states = states_of(self.kind, lm.model, first_token(self.kind, lm.tokenizer), embeds)
-        lengths = torch.full((len(states),), states.shape[1], device=states.device)
+        if lengths is None:
+            lengths = torch.full((len(embeds),), embeds.shape[1], device=embeds.device)
+        lengths = lengths + states.shape[1] - embeds.shape[1]  # a probe also reads the first token
         logits = self.network(states.to(self.network.out.weight.dtype), lengths)  # type: ignore[union-attr,arg-type]
         log_prob: Tensor = logits.log_softmax(-1)[:, self._label_index]
         return log_prob

@@ -30,15 +30,29 @@ class Cells(NamedTuple):
     origin: Float[Tensor, " d"]
     axes: Float[Tensor, "d k"] | None
     memory: int
+    pinned: int | None = None
+    """The cell of padding: what is in it stays, and nothing else enters it."""
 
-    def nearest(self, x: Float[Tensor, "chain n k"]) -> Int[Tensor, "chain n"]:
-        """m*(x): the cell of each point, in blocks that respect the memory bound."""
-        rows = x.flatten(0, 1)
+    def nearest(
+        self, x: Float[Tensor, "chain n k"], here: Int[Tensor, "chain n"] | None = None
+    ) -> Int[Tensor, "chain n"]:
+        """m*(x): the cell of each point that came from ``here``, in blocks that respect the memory bound."""
+        rows, half_norm = x.flatten(0, 1), self.half_norm
+        if self.pinned is not None:
+            half_norm = half_norm.index_fill(0, torch.tensor(self.pinned, device=x.device), torch.inf)
         size = block_rows(len(self.table) * x.element_size() * 2, self.memory)
-        parts = [
-            (products(rows[i : i + size], self.table) - self.half_norm).argmax(-1) for i in range(0, len(rows), size)
-        ]
-        return torch.cat(parts).view(x.shape[:2])
+        parts = [(products(rows[i : i + size], self.table) - half_norm).argmax(-1) for i in range(0, len(rows), size)]
+        found = torch.cat(parts).view(x.shape[:2])
+        return found if self.pinned is None or here is None else torch.where(here == self.pinned, here, found)
+
+    def without_pinned(
+        self, log_q: Float[Tensor, "chain n cell"], here: Int[Tensor, "chain n"]
+    ) -> Float[Tensor, "chain n cell"]:
+        """Proposals at every position that leave the pinned cell alone, not normalised."""
+        if self.pinned is None:
+            return log_q
+        is_pinned = torch.arange(log_q.shape[-1], device=here.device) == self.pinned
+        return log_q.masked_fill((here == self.pinned)[..., None] != is_pinned, -torch.inf)
 
     def points(self, cells: Int[Tensor, "chain n"]) -> Float[Tensor, "chain n k"]:
         """The embeddings of the cells' tokens, in the table's space."""
@@ -69,6 +83,7 @@ def cells_of(
     allowed: Bool[Tensor, " token"] | None = None,
     dimensions: int | None = None,
     memory: int = MEMORY,
+    padding: int | None = None,
 ) -> Cells:
     """The cells of a target's allowed tokens, in its first principal components if ``dimensions`` is given."""
     embeddings = embeddings.detach()
@@ -96,7 +111,8 @@ def cells_of(
         _refuse_duplicates(table, tokens)
     cell_of = torch.full((len(embeddings),), -1, device=tokens.device)
     cell_of[tokens] = torch.arange(len(tokens), device=tokens.device)
-    return Cells(table.contiguous(), (table**2).sum(-1) / 2, tokens, cell_of, origin, axes, memory)
+    pinned = None if padding is None else int(cell_of[padding])
+    return Cells(table.contiguous(), (table**2).sum(-1) / 2, tokens, cell_of, origin, axes, memory, pinned)
 
 
 def working_dtype(embeddings: Tensor) -> torch.dtype:

@@ -78,7 +78,7 @@ def next_on_circle(
         c = cells.half_norm[columns] - cells.half_norm[here[chains]][..., None] - c
         squared = a * a + b * b
         # most bisectors are out of reach: only for the others is trigonometry needed
-        chain, position, column = _select_others(c * c <= squared, here[chains], columns)
+        chain, position, column = _select_others(cells, c * c <= squared, here[chains], columns)
         chain, cell = chain + chains.start, column + columns.start
         a, b, c = _recompute(cells, here, chain, position, cell, offset, velocity, centre)
         phase, half_arc = _angle(a, b), torch.arccos((c / (a * a + b * b).sqrt()).clamp(-1, 1))
@@ -108,8 +108,11 @@ def next_on_line(
     for chains, columns in _chunks(cells, here, sides=2):
         a, b = _products(cells, here[chains], columns, start[chains], velocity[chains])
         c = cells.half_norm[columns] - cells.half_norm[here[chains]][..., None]
-        is_own = torch.arange(columns.start, columns.stop, device=here.device) == here[chains][..., None]
-        time = ((c - a) / b).clamp(min=0).masked_fill(is_own | ~(b > 0), torch.inf)
+        cell, own = torch.arange(columns.start, columns.stop, device=here.device), here[chains][..., None]
+        barred = cell == own
+        if cells.pinned is not None:
+            barred = barred | (cell == cells.pinned) | (own == cells.pinned)
+        time = ((c - a) / b).clamp(min=0).masked_fill(barred | ~(b > 0), torch.inf)
         first, flat_index = time.flatten(1).min(-1)
         earlier = first < best[chains]
         best[chains] = torch.where(earlier, first, best[chains])
@@ -161,10 +164,13 @@ def _products(cells: Cells, here: Tensor, columns: slice, *sides: Tensor) -> lis
     return list((with_all.view(chains, count, n, -1) - with_own).unbind(1))
 
 
-def _select_others(mask: Tensor, here: Tensor, columns: slice) -> tuple[Tensor, Tensor, Tensor]:
+def _select_others(cells: Cells, mask: Tensor, here: Tensor, columns: slice) -> tuple[Tensor, Tensor, Tensor]:
     """Where the mask holds for a token other than the current one (whose own products are rounding noise)."""
     chain, position, column = mask.nonzero(as_tuple=True)
-    other = column + columns.start != here[chain, position]
+    own, cell = here[chain, position], column + columns.start
+    other = cell != own
+    if cells.pinned is not None:
+        other &= (cell != cells.pinned) & (own != cells.pinned)
     return chain[other], position[other], column[other]
 
 

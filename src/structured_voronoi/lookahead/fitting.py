@@ -21,6 +21,7 @@ from structured_voronoi.lookahead.lookahead import (
     Lookahead,
     factor_names,
     hidden_features,
+    live_positions,
     log_factors,
     untrained,
 )
@@ -180,7 +181,8 @@ def _train(problem: Problem, sizes: dict[str, Size], pilot: Pilot, seed: int) ->
     lookahead = untrained(problem, sizes, DELTAS[0])
     for name, head in lookahead.heads.items():
         if head.reader.outputs:
-            _train_head(head, _features(head, pilot), pilot.tokens, pilot.labels[name], seed)
+            live = live_positions(problem, pilot.tokens).float()
+            _train_head(head, _features(head, pilot), pilot.tokens, pilot.labels[name], live, seed)
     return lookahead
 
 
@@ -192,23 +194,24 @@ def _features(head: Head, pilot: Pilot) -> Float[Tensor, "text n d"]:
     return torch.stack([head.features(pilot.tokens[:, :n], pilot.hidden[:, n]) for n in positions], dim=1)
 
 
-def _train_head(head: Head, features: Tensor, tokens: Tensor, labels: Tensor, seed: int) -> None:
+def _train_head(head: Head, features: Tensor, tokens: Tensor, labels: Tensor, live: Tensor, seed: int) -> None:
     """Soft binary cross-entropy, each output's divided by its mean label, else rare ones are ignored."""
-    texts, length, _ = labels.shape
-    mean = labels.mean(0).clamp(min=LEAST_LABEL, max=1 - 1e-6)
+    mean = (labels * live[..., None]).sum(0) / live.sum(0).clamp(min=1)[:, None]
+    mean = mean.clamp(min=LEAST_LABEL, max=1 - 1e-6)
     head.reader.bias.data = mean.logit()
     if head.reader.size == "position":
         return
-    weight = 1 / labels.mean((0, 1)).clamp(min=LEAST_LABEL)
+    places = live.nonzero()
+    weight = 1 / labels[tuple(places.T)].mean(0).clamp(min=LEAST_LABEL)
     optimiser = torch.optim.AdamW(head.reader.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
-    steps = min(STEPS, max(LEAST_STEPS, MOST_PASSES * texts * length // BATCH))
+    steps = min(STEPS, max(LEAST_STEPS, MOST_PASSES * len(places) // BATCH))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     generator = torch.Generator().manual_seed(seed)
     scale = features.shape[-1] ** -0.5
     with torch.enable_grad():
         for _ in range(steps):
-            rows = torch.randint(texts, (BATCH,), generator=generator).to(tokens.device)
-            position = torch.randint(length, (BATCH,), generator=generator).to(tokens.device)
+            some = torch.randint(len(places), (BATCH,), generator=generator)
+            rows, position = places[some.to(tokens.device)].unbind(-1)
             logits = head.reader.at_token(features[rows, position], position, tokens[rows, position])
             loss = nn.functional.binary_cross_entropy_with_logits(logits, labels[rows, position], reduction="none")
             loss = (loss * weight).mean() * scale

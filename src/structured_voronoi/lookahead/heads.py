@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from structured_voronoi.lookahead.vocabulary import TokenAutomaton
+from structured_voronoi.automata.vocabulary import TokenAutomaton
 from structured_voronoi.streams import BLOCK
 
 Size = Literal["position", "hidden", "token", "prefix"]

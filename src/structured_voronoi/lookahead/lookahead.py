@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from structured_voronoi.contracts import Target
+from structured_voronoi.automata.patterns import CannotCompile, compile_pattern
+from structured_voronoi.automata.vocabulary import TokenAutomaton, token_bytes
+from structured_voronoi.contracts import Pattern, Target
 from structured_voronoi.errors import SamplingError, one_line
 from structured_voronoi.lookahead.heads import (
     Head,
@@ -28,8 +30,6 @@ from structured_voronoi.lookahead.heads import (
     Size,
     token_coordinates,
 )
-from structured_voronoi.lookahead.patterns import CannotCompile, compile_pattern
-from structured_voronoi.lookahead.vocabulary import TokenAutomaton, token_bytes
 from structured_voronoi.problem.drawing import check_autoregressive, log_bound, redraw_by, rows_to_redraw
 from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.streams import BLOCK, in_blocks, index_at_level, widened
@@ -274,16 +274,21 @@ def prefix_reader(problem: Problem, name: str) -> Read | None:
 
 def token_automaton(problem: Problem, name: str, spelt: list[bytes]) -> TokenAutomaton | None:
     """The automaton of a factor over this vocabulary; None where it has none, an error where no text can match."""
+    pattern = problem.patterns[name]
+    if not isinstance(pattern, Pattern):
+        made: TokenAutomaton = pattern.automaton(problem.length)
+        return made
     try:
-        automaton = compile_pattern(problem.patterns[name])
+        automaton = compile_pattern(pattern)
     except CannotCompile:
         return None
     allowed = problem.allowed
     words = spelt if allowed is None else [word if allowed[i] else b"" for i, word in enumerate(spelt)]
-    compiled = TokenAutomaton(automaton, words, problem.length, problem.device)
+    compiled = TokenAutomaton.spelt(automaton, words, problem.length, problem.device, problem.padding)
     if not compiled.is_possible:
+        limit = "" if problem.padding is None else " at most"
         raise SamplingError(
-            f"no text of {problem.length} tokens can satisfy {name}; lengthen the text or loosen the control"
+            f"no text of {problem.length} tokens{limit} can satisfy {name}; lengthen the text or loosen the control"
         )
     return compiled
 
@@ -308,6 +313,12 @@ def log_factors(problem: Problem, tokens: Int[Tensor, "row n"], log_rest: Tensor
         return {REST: log_rest - log_bound(problem)}
     factors: dict[str, Tensor] = problem.log_factors(tokens)
     return factors
+
+
+def live_positions(problem: Problem, tokens: Int[Tensor, "row n"]) -> Bool[Tensor, "row n"]:
+    """All but the padding after the first: nothing is to be learnt of a text that has ended."""
+    is_padding = torch.zeros_like(tokens) if problem.padding is None else (tokens == problem.padding).long()
+    return is_padding.cumsum(-1) - is_padding == 0
 
 
 def feature_width(problem: Problem) -> int:
@@ -339,6 +350,7 @@ def identify(problem: Problem) -> dict[str, Any]:
         "model": [round(float(value), 4) for value in table[:: max(1, len(table) // 7), 0][:8]],
         "length": problem.length,
         "prompt": str(getattr(problem, "prompt", "")),
+        "stop": [str(stop) for stop in getattr(problem, "stop", ())],
         "factors": sorted(factor_names(problem)),
         "scores": _score_probes(problem),
     }

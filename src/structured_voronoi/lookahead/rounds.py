@@ -17,7 +17,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from structured_voronoi.lookahead.lookahead import Lookahead, Proposal, hidden_features, log_factors
+from structured_voronoi.lookahead.lookahead import (
+    Lookahead,
+    Proposal,
+    hidden_features,
+    live_positions,
+    log_factors,
+)
 from structured_voronoi.problem.drawing import redraw_by
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.progress import Tick
@@ -94,10 +100,16 @@ def draw_round(problem: Problem, lookahead: Lookahead, texts: int, rng: Rng) -> 
         tokens, log_probs, log_rest = redraw_by(problem, blank, 0, problem.length, choose)
         factors = log_factors(problem, tokens, widened(log_rest))
         ends = [factors[name].exp().nan_to_num(0.0).clamp(max=1.0) for name in lookahead.heads]
-        labels = [torch.stack([*means[1:], end.to(means[0])], dim=1) for means, end in zip(expected, ends, strict=True)]
+        live = live_positions(problem, tokens)
+        last = torch.cat([~live[:, 1:], torch.ones_like(live[:, :1])], dim=1)
+        labels = [
+            torch.where(last, end.to(means[0])[:, None], torch.stack([*means[1:], means[0]], dim=1))
+            for means, end in zip(expected, ends, strict=True)
+        ]
         drawn = Proposal(tokens, widened(log_probs), log_q, widened(log_rest))
-        columns = [torch.stack(column, dim=1) for column in (*features, *outputs)]
-        return tokens, drawn.log_weight, *columns, *labels
+        read = [torch.stack(column, dim=1) for column in features]
+        meant = [torch.where(live, torch.stack(column, dim=1), -1) for column in outputs]
+        return tokens, drawn.log_weight, *read, *meant, *labels
 
     rows = lookahead.rows_at_a_time(problem)
     tokens, log_weight, *parts = in_blocks(draw_block, rng.uniform(problem.length), rows_at_a_time=rows)

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy import ndarray
 
 from structured_voronoi.metrics.divergence import Interval
 
 
-def perplexity(log_prob: Float[ndarray, " text"], tokens: int) -> Float[ndarray, " text"]:
-    """exp(-log p / N): of the drawn tokens given the prompt, under the language model that is sampled."""
+def perplexity(log_prob: Float[ndarray, " text"], tokens: int | Int[ndarray, " text"]) -> Float[ndarray, " text"]:
+    """exp(-log p / N): of the drawn tokens given the prompt, under the language model that is sampled.
+
+    N is one number, or each text's own where texts end: their tokens with the end and without padding.
+    """
     return np.exp(-log_prob / tokens)
 
 
@@ -35,7 +38,7 @@ def bootstrap_quantiles(
 
 
 def distinct(token_lists: Sequence[Sequence[int]], n: int) -> float:
-    """Dist-n of a set of texts: distinct n-grams over all n-grams, 0 where there are none."""
+    """Dist-n of a set of texts, without padding: distinct n-grams over all n-grams, 0 where there are none."""
     grams = [tuple(tokens[i : i + n]) for tokens in token_lists for i in range(len(tokens) - n + 1)]
     return len(set(grams)) / len(grams) if grams else 0.0
 

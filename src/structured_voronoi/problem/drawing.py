@@ -19,6 +19,8 @@ NORMALISED_TOLERANCE = 0.05
 """By how much rounding may let log p of texts differ from the sum of their tokens' log-probabilities."""
 RESTART = 40
 """Redraws after which a chain without a start begins anew."""
+ENDLESS, LEAST_ENDED = 200, 0.01
+"""Texts that must end, and of which hardly any did, after which it is time to give up; the share that is hardly any."""
 
 
 def check_autoregressive(problem: Problem, who: str) -> None:
@@ -263,13 +265,12 @@ def find_start(
     rng = rng.fork("start")  # retries of one chain must not shift the random numbers of another
     is_ancestral = start == "ancestral" or (start is None and problem.is_autoregressive)
 
-    def draw() -> Tensor:
-        if is_ancestral:
-            return ancestral_draw(problem, rng).tokens
-        choices = problem.allowed_tokens
-        return choices[(rng.uniform(problem.length) * len(choices)).long()]
+    def draw(rng: Rng) -> Tensor:
+        return ancestral_draw(problem, rng).tokens if is_ancestral else _random_tokens(problem, rng)
 
-    tokens = draw()
+    tokens = draw(rng)
+    if is_ancestral:
+        _refuse_endless_model(problem, rng.fork("endings"), tokens)
     is_relaxable = problem.relaxed_target is not None and problem.is_autoregressive
     if is_relaxable:
         tokens = _follow_relaxed_target(problem, rng, tokens, RELAXED_TRIES)
@@ -280,7 +281,10 @@ def find_start(
         if is_relaxable:  # what the relaxed target does not lead to, blind draws will not find
             break
         failed = ~first.possible
-        tokens = torch.where(failed[:, None], draw(), tokens)
+        rows = failed.nonzero().squeeze(-1)
+        row_rng = rng.select(rows)
+        tokens[rows] = draw(row_rng)
+        rng.catch_up(rows, row_rng)
         first = problem.evaluate_where(failed, tokens, first, guidance)
     failed = ~first.possible
     count = int(failed.sum())
@@ -295,12 +299,45 @@ def find_start(
     )
 
 
+def count_ended(problem: Problem, tokens: Int[Tensor, "row n"]) -> int:
+    """How many of these texts end as they must; all, where they need not."""
+    return len(tokens) if problem.ended is None else int(problem.ended(tokens).sum())
+
+
+def refuse_endless(problem: Problem, tries: int, ended: int) -> None:
+    """Give up on texts that must end, but hardly ever do."""
+    if tries >= ENDLESS and ended < LEAST_ENDED * tries:
+        raise NoStartError(
+            f"{ended} of {tries} texts ended within {problem.length} tokens; raise the length (--length on the command "
+            "line), give a stop string, or take texts that need not end (--ends never)"
+        )
+
+
+def _refuse_endless_model(problem: Problem, rng: Rng, tokens: Int[Tensor, "row n"]) -> None:
+    """Give up before more is tried in vain, if none of these texts has ended and neither do others."""
+    tries, ended = len(tokens), count_ended(problem, tokens)
+    while not ended:
+        tries, ended = tries + len(rng), count_ended(problem, ancestral_draw(problem, rng).tokens)
+        refuse_endless(problem, tries, ended)
+
+
 def _check_start_word(problem: Problem, start: Start, chains: int) -> None:
     if start is not None and (not isinstance(start, str) or start not in ("random", "ancestral")):
         choices = did_you_mean(str(start), ["random", "ancestral"])
         raise SamplingError(
             f"start = {start!r} is not possible; {choices}; or an int64 tensor of shape {(chains, problem.length)}"
         )
+
+
+def _random_tokens(problem: Problem, rng: Rng) -> Int[Tensor, "chain n"]:
+    """Any allowed tokens; if texts end, so many of them, all numbers being equally likely, and then padding."""
+    choices, length = problem.allowed_tokens, problem.length
+    if problem.padding is None:
+        return choices[(rng.uniform(length) * len(choices)).long()]
+    choices = choices[choices != problem.padding]
+    tokens = choices[(rng.uniform(length) * len(choices)).long()]
+    end = (rng.uniform() * length).long()
+    return tokens.masked_fill(torch.arange(length, device=tokens.device) >= end[:, None], problem.padding)
 
 
 def _follow_relaxed_target(problem: Problem, rng: Rng, tokens: Int[Tensor, "chain n"], tries: int) -> Tensor:

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from structured_voronoi.contracts import TARGET_ABILITIES, Guidance, Pattern, Target
+from structured_voronoi.contracts import TARGET_ABILITIES, Guidance, Target
 from structured_voronoi.errors import SamplingError, check_positive, refuse_misspelt
 from structured_voronoi.geometry.cells import Cells, cells_of, spacing, working_dtype
 from structured_voronoi.streams import MEMORY, block_rows, in_blocks, widened
@@ -61,6 +61,8 @@ class Problem:
         self.dtype = working_dtype(self.embeddings)
         self.allowed: Bool[Tensor, " token"] | None = getattr(target, "allowed", None)
         self.box: float | None = getattr(target, "box", None)
+        self.padding: int | None = getattr(target, "padding", None)
+        self.ended: Any = None if self.padding is None else getattr(target, "ended", None)
         self.has_gradient = getattr(target, "log_prob_and_grad", None) is not None
         self._log_prob_and_guide = getattr(target, "log_prob_and_guide", None)
         self._guide = getattr(target, "guide", None)
@@ -72,9 +74,11 @@ class Problem:
         self.soft_reading = getattr(target, "soft_reading", None)
         self.masks = self._leaves_out_tokens() and not getattr(target, "masks_itself", False)
         self.normalised = bool(getattr(target, "normalised", True))
+        self._check_padding()
         self.relaxed_target = getattr(target, "relaxed_target", None)
         self.log_factors = getattr(target, "log_factors", None)
-        self.patterns: dict[str, Pattern] = getattr(target, "patterns", None) or {}
+        self.patterns: dict[str, Any] = getattr(target, "patterns", None) or {}
+        """Of type Pattern, or compiled already."""
         self.prefix_factor: Any = getattr(target, "prefix_factor", None)
         self.readable: frozenset[str] = frozenset(getattr(target, "readable", None) or ())
         self.why_impossible = getattr(target, "why_impossible", None)
@@ -115,11 +119,11 @@ class Problem:
         mask = None if self.allowed is None else self.allowed.detach().cpu().numpy().tobytes()
         version = 0 if self.embeddings.is_inference() else self.embeddings._version
         kept: dict[Any, Geometry] = _KEPT.setdefault(self.embeddings, {})  # type: ignore[no-untyped-call]
-        key = (version, mask, dimensions, memory)
+        key = (version, mask, dimensions, memory, self.padding)
         if key not in kept:
             for outdated in [other for other in kept if other[0] != version]:
                 del kept[outdated]
-            kept[key] = Geometry(cells_of(self.embeddings, self.allowed, dimensions, memory))
+            kept[key] = Geometry(cells_of(self.embeddings, self.allowed, dimensions, memory, self.padding))
         return kept[key]
 
     def cells(self) -> Cells:
@@ -163,6 +167,16 @@ class Problem:
         if not self.allowed.any():
             raise SamplingError("`allowed` leaves out every token: there is nothing to sample; allow two or more")
         return not bool(self.allowed.all())
+
+    def _check_padding(self) -> None:
+        """Refuse padding that is no token, or none that may be sampled."""
+        if self.padding is None:
+            return
+        is_token = isinstance(self.padding, int) and 0 <= self.padding < len(self.embeddings)
+        if not is_token or (self.allowed is not None and not self.allowed[self.padding]):
+            raise SamplingError(
+                f"`padding` is {self.padding!r}, which is no token that may be sampled; name an allowed one"
+            )
 
     def _evaluate_block(self, block: Tensor, guidance: Guidance) -> tuple[Tensor, Tensor]:
         target: Any = self.target

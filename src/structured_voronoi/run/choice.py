@@ -31,7 +31,7 @@ from structured_voronoi.errors import NoBoundError, NoStartError, SamplingError
 from structured_voronoi.lookahead.kept import LONGEST, is_kept, kept_lookahead
 from structured_voronoi.lookahead.lookahead import Lookahead
 from structured_voronoi.lookahead.rounds import share_of
-from structured_voronoi.problem.drawing import log_bound
+from structured_voronoi.problem.drawing import ENDLESS, ancestral_draw, count_ended, log_bound, refuse_endless
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.run.presets import Scale, text_sampler, total_steps
 from structured_voronoi.samplers.guided import Guided
@@ -147,11 +147,19 @@ def choose_sampler(
     compared = ", ".join(f"{name} {offer}" for name, offer in offers.items())
     name = min(offers, key=lambda name: offers[name].seconds)
     if math.isinf(offers[name].seconds):
+        _refuse_endless_texts(problem, seed)
         raise NoStartError(
             f"no sampler found a text that fits: {compared}; loosen the control, lengthen the text, or give a prompt "
             "that leads there"
         )
     return Choice(name, f"{name}, by seconds a text in a pilot: {compared}", guide)
+
+
+def _refuse_endless_texts(problem: Problem, seed: int) -> None:
+    """Say so, if the reason is that texts hardly ever end."""
+    if problem.ended is not None:
+        texts = ancestral_draw(problem, Rng(seed, ENDLESS, "choice", problem.device)).tokens
+        refuse_endless(problem, ENDLESS, count_ended(problem, texts))
 
 
 def _offer_of_guided(guide: Guide, warmup: int | None, thin: int, kept: bool) -> Offer:

@@ -16,6 +16,14 @@ TEXT_SCALE = 0.22
 """The default scale of SVS on text (docs/results.md, efficiency)."""
 TEXT_DIMENSIONS = 32
 """The dimensions of SVS on text: fewer cost more evaluations, more cost more time."""
+DEFAULT_LENGTH = 60
+"""The most tokens of a text that ends by itself; the number of tokens of any other."""
+LENGTH_HELP = "Tokens of each text; where texts end anywhere, the most of them."
+ENDS_HELP = (
+    "Where texts end: `anywhere` within --length, which is the default; `at-length`, which weighs texts of --length "
+    "tokens by the probability that they end there; `never`, the default with a suffix, for beginnings of texts."
+)
+STOP_HELP = "Text with which texts end, too; repeatable. \\n is a new line, \\t a tab."
 DEFAULT_WARMUP = 100
 """Steps of chains that do not start at the truth, unless a pilot says otherwise."""
 
@@ -86,6 +94,12 @@ class Plan:
         return self.name not in INEXACT
 
 
+def written_ending(ends: str | None, stop: list[str] | None, suffix: str = "") -> dict[str, Any]:
+    """Where texts end, as the command line says it and as `LanguageModel.load` takes it."""
+    stops = [text.replace("\\n", "\n").replace("\\t", "\t") for text in stop or ()]
+    return {"ends": ends or ("never" if suffix else "anywhere"), "stop": tuple(stops)}
+
+
 def check_sampler_name(name: str) -> None:
     """Refuse a name that is not among the samplers of text."""
     from structured_voronoi.errors import SamplingError, did_you_mean
@@ -116,12 +130,12 @@ def plan_texts(
     Without a given ``warmup`` there is none where draws are independent or chains start at the truth; guided chains
     have as many steps as follow from a pilot (`guided_moves`), all others 100.
     """
-    from structured_voronoi.contracts import is_independent, tune
+    from structured_voronoi.contracts import Pattern, is_independent, tune
     from structured_voronoi.problem.problem import bind
 
     check_sampler_name(name)
     problem, reason, guide = bind(target), None, None
-    if problem.patterns:
+    if any(isinstance(pattern, Pattern) for pattern in problem.patterns.values()):
         from structured_voronoi.lookahead.lookahead import check_patterns
 
         check_patterns(problem)

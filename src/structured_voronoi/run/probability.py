@@ -18,20 +18,33 @@ from structured_voronoi.lookahead.lookahead import Lookahead
 from structured_voronoi.lookahead.rounds import share_of
 from structured_voronoi.metrics.divergence import Interval
 from structured_voronoi.metrics.text import wilson
-from structured_voronoi.problem.drawing import check_autoregressive, log_acceptance, log_bound
+from structured_voronoi.problem.drawing import (
+    ancestral_draw,
+    check_autoregressive,
+    count_ended,
+    log_acceptance,
+    log_bound,
+    refuse_endless,
+)
 from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.progress import progress_bar
 from structured_voronoi.samplers.rejection import Rejection
 from structured_voronoi.streams import Rng
 
 AT_A_TIME = 256
+LEAST_PLAIN = 256
+"""Texts of the model itself by which the probability that they end is estimated; more if many texts are asked for."""
 LEAST_EFFECTIVE, MOST_LARGEST, MOST_PARETO = 50.0, 0.1, 0.7
 """What an estimate must have to be trusted: effective texts, the largest weight's share, the tail's Pareto k̂."""
 
 
 @dataclass(frozen=True)
 class Probability:
-    """E_p[W]: for hard controls, the probability that the model satisfies them all."""
+    """E_p[W]: for hard controls, the probability that the model satisfies them all.
+
+    Where texts must end within N tokens it is E_p[W | the text ends]: of the whole texts that are sampled, how many are
+    as they should be.
+    """
 
     value: float
     """0 where it is too small for a floating-point number; ``log10_value`` is not."""
@@ -55,6 +68,10 @@ class Probability:
     """Texts that the lookahead learnt from, if it was fitted for this."""
     monte_carlo: Interval | None = None
     """The share of texts of the model itself, as many as the above together, that fit; if they were asked for."""
+    ending: Interval | None = None
+    """The share of texts of the model itself that end within N tokens, where they must; the value is divided by it."""
+    plain: int = 0
+    """Texts from which that share was estimated."""
 
     def __str__(self) -> str:
         """The value with its interval, as powers of ten where it is too small for a floating-point number."""
@@ -75,12 +92,13 @@ class Probability:
     @property
     def comparison(self) -> str:
         """Plain Monte Carlo at the same cost: drawn if that was asked for, else computed from the value."""
-        count = self.evaluations + self.pilot
+        count = self.evaluations + self.pilot + self.plain
+        ended = count if self.ending is None else count * self.ending.mean
         said = f"plain Monte Carlo with as many texts ({count:,})"
         if self.monte_carlo is not None:
             share, low, high = self.monte_carlo
-            return f"{said}: {share:.3g} (95 %: {low:.3g} – {high:.3g}), from {share * count:.0f} texts that fit"
-        hits = self.value * count
+            return f"{said}: {share:.3g} (95 %: {low:.3g} – {high:.3g}), from {share * ended:.0f} texts that fit"
+        hits = self.value * ended
         error = math.sqrt((1 - min(1.0, self.value)) / hits) if hits > 0 else math.inf
         return (
             f"{said} would see about {hits:.2g} that fit and have a relative standard error of {error:.2g} "
@@ -100,6 +118,9 @@ def probability(
 ) -> Probability:
     """P(controls) of a model, unbiased for any lookahead; one is fitted on half as many texts if none is given.
 
+    Where texts must end, P(controls | the text ends): P(controls and end) over P(end), the latter from texts of the
+    model itself; the interval holds the errors of both.
+
     With ``keep`` that one is put into the user's cache, or taken from it. With ``monte_carlo`` as many texts of the
     model itself are drawn, too, to compare.
     """
@@ -116,7 +137,10 @@ def probability(
                 else Lookahead.fit(problem, texts=pilot, seed=seed, progress=progress)
             )
         found = summarise_weights(_weigh_texts(problem, lookahead, texts, seed, progress))
-        plain = _monte_carlo(problem, texts + pilot, seed, progress) if monte_carlo else None
+        if problem.ended is not None:
+            found = _given_the_end(problem, found, max(LEAST_PLAIN, texts // 2), seed, progress)
+        drawn = texts + pilot + found.plain
+        plain = _monte_carlo(problem, drawn, seed, progress) if monte_carlo else None
     except NoBoundError as error:
         cause = str(error).split(";")[0]
         remedy = "a probability needs a `bound`, too: declare one that scores never exceed"
@@ -141,14 +165,41 @@ def _weigh_texts(
 
 
 def _monte_carlo(problem: Problem, texts: int, seed: int, progress: bool) -> Interval:
-    """The share of the model's own texts that rejection would accept."""
-    hits = 0
+    """The share of the model's own texts, of those that end if they must, that rejection would accept."""
+    hits = ended = 0
     with progress_bar(texts, progress, "plain texts") as tick:
         for begin in range(0, texts, AT_A_TIME):
             rng = Rng(seed, range(begin, min(begin + AT_A_TIME, texts)), "monte carlo", problem.device)
-            hits += int(Rejection().tries(problem, rng, torch.zeros_like(rng.chains)).accepted.sum())
+            tries = Rejection().tries(problem, rng, torch.zeros_like(rng.chains))
+            hits += int(tries.accepted.sum())
+            ended += count_ended(problem, tries.tokens)
             tick("", len(rng))
-    return wilson(hits, texts)
+    return wilson(hits, max(1, ended))
+
+
+def _given_the_end(problem: Problem, found: Probability, texts: int, seed: int, progress: bool) -> Probability:
+    """The probability divided by that of ending, with the errors of both."""
+    ended = 0
+    with progress_bar(texts, progress, "texts that end") as tick:
+        for begin in range(0, texts, AT_A_TIME):
+            rng = Rng(seed, range(begin, min(begin + AT_A_TIME, texts)), "ending", problem.device)
+            ended += count_ended(problem, ancestral_draw(problem, rng).tokens)
+            tick("", len(rng))
+    refuse_endless(problem, texts, ended)
+    share = wilson(ended, texts)
+    relative = math.hypot(found.relative_error, math.sqrt((1 - share.mean) / ended))
+    log_value = found.log10_value * math.log(10) - math.log(share.mean)
+    low, value, high = (math.exp(log_value + z * relative) for z in (-1.96, 0.0, 1.96))
+    return replace(
+        found,
+        value=min(1.0, value),
+        low=min(1.0, low),
+        high=min(1.0, high),
+        log10_value=min(0.0, log_value / math.log(10)),
+        relative_error=relative,
+        ending=share,
+        plain=texts,
+    )
 
 
 def summarise_weights(log_weight: Float[ndarray, " text"]) -> Probability:

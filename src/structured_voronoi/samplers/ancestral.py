@@ -16,13 +16,14 @@ from structured_voronoi.problem.drawing import (
     check_autoregressive,
     forgettable_start,
     log_acceptance,
+    refuse_endless,
 )
 from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.streams import Rng, widened
 
 WHO = "ancestral sampling"
-TRIES, MASKED_TRIES = 20, 10_000
-"""Texts without a finite log p that a chain may draw in turn; texts refused because the mask is not the model's own."""
+TRIES, REFUSED_TRIES = 20, 10_000
+"""Texts without a finite log p that a chain may draw in turn; texts refused as no draws of the target."""
 
 
 class State(NamedTuple):
@@ -31,7 +32,10 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Ancestral:
-    """No settings. Targets with a suffix, an end or controls are refused: ancestral draws do not follow them."""
+    """No settings. Targets with a suffix, an end at length or controls are refused: ancestral draws do not follow them.
+
+    Where texts must end within N tokens, those that have not are drawn again, which is exact.
+    """
 
     independent: ClassVar[bool] = True
     """Draws need no warm-up."""
@@ -51,26 +55,30 @@ class Ancestral:
         """One text a chain; texts without a finite log p, and refused ones, are counted and drawn again."""
         problem = bind(target)
         tokens, energy, drawn = _draw(problem, rng)
-        lost, refused = torch.zeros_like(tokens[:, 0]), torch.zeros_like(tokens[:, 0])
+        lost, refused, endless = (torch.zeros_like(tokens[:, 0]) for _ in range(3))
         while not drawn.all():
             rows = (~drawn).nonzero().squeeze(-1)
-            lost[rows] += (~energy[rows].isfinite()).long()
-            refused[rows] += energy[rows].isfinite().long()
+            ended = torch.ones_like(drawn[rows]) if problem.ended is None else problem.ended(tokens[rows])
+            lost[rows] += (ended & ~energy[rows].isfinite()).long()
+            refused[rows] += (ended & energy[rows].isfinite()).long()
+            endless[rows] += (~ended).long()
+            ended_in_all = int(drawn.sum() + (lost + refused).sum())
+            refuse_endless(problem, ended_in_all + int(endless.sum()), ended_in_all)
             if int(lost.max()) == TRIES:
                 raise SamplingError(
                     f"the model had no finite log p for {TRIES} texts of one chain in turn; its weights may be "
                     "damaged, or its dtype too narrow: try another"
                 )
-            if int(refused.max()) == MASKED_TRIES:
+            if int(refused.max()) == REFUSED_TRIES:
                 raise SamplingError(
-                    f"{MASKED_TRIES:,} texts of one chain in turn were refused: the model hardly ever draws the tokens "
-                    "that are `allowed`; allow more of them, or mask the conditionals of the target itself"
+                    f"{REFUSED_TRIES:,} texts of one chain in turn were refused: the model hardly ever draws the "
+                    "tokens that are `allowed`; allow more of them, or mask the conditionals of the target itself"
                 )
             row_rng = rng.select(rows)
             tokens[rows], energy[rows], drawn[rows] = _draw(problem, row_rng)
             rng.catch_up(rows, row_rng)
         changed, ones = (tokens != state.tokens).sum(-1), torch.ones_like(lost)
-        evaluations = ones + lost + refused
+        evaluations = ones + lost + refused + endless
         info = blank_info(energy)._replace(evaluations=evaluations, events=ones, swaps=changed, nonfinite=lost)
         return State(tokens), info
 

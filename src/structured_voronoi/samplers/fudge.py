@@ -26,7 +26,7 @@ ROWS = 4096
 """Prefixes that the predictor is asked about at a time."""
 
 Predictor = Callable[[Int[Tensor, "row n"]], Float[Tensor, " row"]]
-"""log p(label | prefix) of each prefix; all have the same length, from 1 to N."""
+"""log p(label | prefix) of each prefix; all have the same length, from 1 to N, and none holds the end of a text."""
 
 
 class State(NamedTuple):
@@ -86,7 +86,7 @@ class Fudge:
 
             def choose(n: int, log_prob: Tensor, hidden: Tensor | None) -> Tensor:
                 nonlocal before, asked, lost
-                log_weight, token, questions, unknown = self.weighted(log_prob, before)
+                log_weight, token, questions, unknown = self.weighted(log_prob, before, problem.padding)
                 choice = inverse_cdf(log_weight, levels[:, n])
                 before = torch.cat([before, token.gather(-1, choice[:, None])], dim=-1)
                 asked, lost = asked + questions, lost + unknown
@@ -103,21 +103,34 @@ class Fudge:
         )
         return State(tokens), info
 
-    def weighted(self, log_prob: Float[Tensor, "chain token"], before: Int[Tensor, "chain n"]) -> Candidates:
-        """Candidates without a finite answer are impossible; where all are, the model alone decides."""
+    def weighted(
+        self, log_prob: Float[Tensor, "chain token"], before: Int[Tensor, "chain n"], padding: int | None = None
+    ) -> Candidates:
+        """Candidates without a finite answer are impossible; where all are, the model alone decides.
+
+        A text that would end here is judged by what stands before; one that has ended, or is empty, is not judged.
+        """
         top = widened(log_prob).topk(min(self.candidates, log_prob.shape[-1]), dim=-1)
         prefixes = torch.cat([before[:, None].expand(-1, top.indices.shape[1], -1), top.indices[..., None]], dim=-1)
         likely = top.values >= math.log(self.least) if self.least else torch.ones_like(top.values, dtype=torch.bool)
         likely &= top.values.isfinite()
         likely[:, 0] = True
-        rows = prefixes[likely]
-        parts = [in_blocks(self._answer, rows[i : i + ROWS]) for i in range(0, len(rows), ROWS)]
-        answers = torch.full_like(top.values, -torch.inf).masked_scatter(likely, torch.cat(parts))
+        ends = likely & (top.indices == padding) if padding is not None else torch.zeros_like(likely)
+        judged = ends & (top.values < 0) & bool(before.shape[1])  # after the end, padding is certain
+        answers = torch.full_like(top.values, -torch.inf).masked_fill(ends, 0.0)
+        answers[judged] = self._answers(before[judged.nonzero()[:, 0]])
+        answers[likely & ~ends] = self._answers(prefixes[likely & ~ends])
+        asked = likely & ~ends | judged
         finite = answers.isfinite()
         log_weight = torch.where(finite, top.values + self.weight * torch.where(finite, answers, 0), -torch.inf)
         possible = log_weight.isfinite().any(-1, keepdim=True)
-        unknown = (~finite & likely & top.values.isfinite()).sum(-1)
-        return Candidates(torch.where(possible, log_weight, top.values), top.indices, likely.sum(-1), unknown)
+        unknown = (~finite & asked & top.values.isfinite()).sum(-1)
+        return Candidates(torch.where(possible, log_weight, top.values), top.indices, asked.sum(-1), unknown)
+
+    def _answers(self, prefixes: Int[Tensor, "row n"]) -> Float[Tensor, " row"]:
+        """The predictor's, some rows at a time."""
+        parts = [in_blocks(self._answer, prefixes[i : i + ROWS]) for i in range(0, len(prefixes), ROWS)]
+        return torch.cat(parts) if parts else widened(torch.zeros(0, device=prefixes.device))
 
     def _answer(self, prefixes: Int[Tensor, "row n"]) -> Float[Tensor, " row"]:
         answer = self.predictor(prefixes)

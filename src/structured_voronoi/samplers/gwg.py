@@ -63,4 +63,5 @@ class GibbsWithGradients(TokenMetropolis):
         """log q(· | m) over all (position, token), flattened; the current tokens are left out."""
         slope = products(gradient.flatten(0, 1), cells.table).view(*here.shape, -1)
         slope = (slope - (gradient * cells.points(here)).sum(-1, keepdim=True)) / self.temperature
-        return slope.scatter(-1, here[..., None], -torch.inf).flatten(1).log_softmax(-1)
+        slope = cells.without_pinned(slope, here).scatter(-1, here[..., None], -torch.inf)
+        return slope.flatten(1).log_softmax(-1)

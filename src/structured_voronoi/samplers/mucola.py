@@ -71,7 +71,7 @@ class MuCoLa:
         level = rng.uniform()
         before = state.energy + kinetic(r)
         r = r + step_size / 2 * state.gradient
-        projected = cells.nearest(cells.points(cell) + step_size * r)
+        projected = cells.nearest(cells.points(cell) + step_size * r, cell)
 
         moved = (projected != cell).any(-1)
         tokens = cells.tokens[projected]

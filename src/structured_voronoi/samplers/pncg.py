@@ -66,7 +66,7 @@ class PNCG(TokenMetropolis):
         else:
             distance = torch.cdist(points, cells.table, p=self.norm) ** self.norm
         logits = slope / 2 - distance / (2 * self.step_size)
-        return logits.log_softmax(-1)
+        return cells.without_pinned(logits, here).log_softmax(-1)
 
 
 def _gather_log_q(log_q: Tensor, choice: Tensor) -> Float[Tensor, " chain"]:

@@ -90,7 +90,7 @@ def find_discontinuities(
         to_box, side = _time_to_box(point.x, step_size * r, low, high)
         at_box = active & (to_box <= fraction)
         fraction = torch.where(at_box, to_box, fraction)
-        there = measure.cells.nearest(point.x + fraction[:, None, None] * step_size * r)  # line 4
+        there = measure.cells.nearest(point.x + fraction[:, None, None] * step_size * r, point.cell)  # line 4
         first, when = _first_boundary(measure, point, there, step_size * r)
         changed = active & when.isfinite()
         neighbour = point.cell.clone()
@@ -118,7 +118,7 @@ def find_discontinuities(
 
 def _relabel(measure: VoronoiMeasure, point: Point, active: Tensor, info: Info) -> tuple[Point, Info]:
     """The cell is m*(x) again where a crossing was missed; a point on a boundary keeps the side it has."""
-    cell = measure.cells.nearest(point.x)
+    cell = measure.cells.nearest(point.x, point.cell)
     gap = _distance(measure, point.x, point.cell) - _distance(measure, point.x, cell)
     tie = 1e3 * torch.finfo(point.x.dtype).eps * (1 + _distance(measure, point.x, point.cell))
     wrong = active[:, None] & (gap > tie)

@@ -57,7 +57,7 @@ class VoronoiMeasure:
 
     def at(self, x: Float[Tensor, "chain n d"], before: Point, info: Info) -> tuple[Point, Info]:
         """The measure at new points of the chains that were at ``before``."""
-        return self.within(x, self.cells.nearest(x), before, info)
+        return self.within(x, self.cells.nearest(x, before.cell), before, info)
 
     def within(self, x: Tensor, cell: Tensor, before: Point, info: Info) -> tuple[Point, Info]:
         """The same for points whose cells are known."""

@@ -22,6 +22,7 @@ from structured_voronoi.contracts import (
 )
 from structured_voronoi.errors import NoBoundError, SamplingError, refuse_misspelt
 from structured_voronoi.streams import widened
+from structured_voronoi.targets.ending import Ending
 from structured_voronoi.targets.language_model import LanguageModel
 
 PENALTY = -4.0
@@ -70,6 +71,7 @@ class Controlled:
         self.embeddings, self.length, self.allowed = model.embeddings, model.length, model.allowed
         self.tokenizer, self.decode, self.prompt = model.tokenizer, model.decode, model.prompt
         self.conditionals, self.token_log_probs = model.conditionals, model.token_log_probs
+        self.padding, self.ended, self.stop = model.padding, model.ended, model.stop
 
     def log_prob(self, tokens: Int[Tensor, "chain n"]) -> Float[Tensor, " chain"]:
         return self.model.log_prob(tokens) + self._weighted_scores(tokens)
@@ -130,21 +132,19 @@ class Controlled:
         return total
 
     def log_factors(self, tokens: Int[Tensor, "chain n"]) -> dict[str, Float[Tensor, " chain"]]:
-        """weight_k (score_k - bound_k) of every control, and log p of what stands on the right of the tokens."""
+        """weight_k (score_k - bound_k) of every control, and the factors of the model."""
         texts, like = self.texts(tokens), widened(self.embeddings.new_zeros(len(tokens)))
         factors = {
             control.name: weight * (_check_scores(control, control.log_prob(tokens, texts), like) - bound)
             for control, weight, bound, *_ in self._weighted
             if weight
         }
-        if not self.model.normalised:
-            factors["what follows"] = widened(self.model.log_prob(tokens) - self.model.token_log_probs(tokens).sum(-1))
-        return factors
+        return factors | self.model.log_factors(tokens)
 
     @property
-    def patterns(self) -> dict[str, Pattern]:
-        """The patterns of the controls that are nothing else."""
-        return {
+    def patterns(self) -> dict[str, Pattern | Ending]:
+        """The patterns of the controls that are nothing else, and the model's."""
+        return self.model.patterns | {
             weighted.control.name: weighted.pattern
             for weighted in self._weighted
             if weighted.weight and weighted.pattern is not None
@@ -182,7 +182,8 @@ class Controlled:
         """Which controls find these texts impossible, and how many of them."""
         scores = self.control_log_probs(tokens)
         shares = {control.name: float((~score.isfinite()).float().mean()) for control, score in scores.items()}
-        return ", ".join(f"{name} refused {share:.0%} of the last ones" for name, share in shares.items() if share)
+        reasons = [f"{name} refused {share:.0%} of the last ones" for name, share in shares.items() if share]
+        return ", ".join(filter(None, [self.model.why_impossible(tokens), *reasons]))
 
     def control_log_probs(self, tokens: Int[Tensor, "chain n"]) -> dict[Control, Float[Tensor, " chain"]]:
         """log p(t_k | m) of every control, without its weight."""

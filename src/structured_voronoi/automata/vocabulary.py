@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -12,7 +12,9 @@ from jaxtyping import Bool, Int
 from numpy import ndarray
 from torch import Tensor
 
-from structured_voronoi.lookahead.patterns import Automaton
+from structured_voronoi.automata.patterns import Automaton, CannotCompile, compile_pattern
+from structured_voronoi.contracts import Pattern
+from structured_voronoi.errors import SamplingError
 
 SPACE_MARK = "▁"
 
@@ -47,11 +49,34 @@ def _byte_letters() -> dict[str, int]:
 class TokenAutomaton:
     """Where each token leads from each state, which texts match, and what can still be reached."""
 
-    def __init__(self, automaton: Automaton, spelt: list[bytes], length: int, device: torch.device | str) -> None:
-        self.next: Int[Tensor, "state token"] = torch.from_numpy(_token_steps(automaton, spelt)).to(device)
-        self.accepting: Bool[Tensor, " state"] = torch.from_numpy(automaton.accepting).to(device)
-        self.satisfied: Bool[Tensor, " state"] = torch.from_numpy(automaton.satisfied).to(device)
+    def __init__(
+        self,
+        following: Int[Tensor, "state token"],
+        accepting: Bool[Tensor, " state"],
+        satisfied: Bool[Tensor, " state"],
+        length: int,
+    ) -> None:
+        self.next, self.accepting, self.satisfied = following, accepting, satisfied
         self.reachable: Bool[Tensor, "left state"] = self._reachable(length)
+
+    @classmethod
+    def spelt(
+        cls, automaton: Automaton, spelt: list[bytes], length: int, device: torch.device | str, end: int | None = None
+    ) -> Self:
+        """The automaton that reads the bytes of tokens.
+
+        If texts end with a token, that one is not read: it leads to a state in which the text has matched for good, or
+        to one in which it never will.
+        """
+        steps, accepting, satisfied = _token_steps(automaton, spelt), automaton.accepting, automaton.satisfied
+        if end is not None:
+            matched, failed = len(steps), len(steps) + 1
+            steps[:, end] = np.where(accepting, matched, failed)
+            settled = np.repeat(np.array([[matched], [failed]], dtype=steps.dtype), steps.shape[1], axis=1)
+            steps = np.concatenate([steps, settled])
+            accepting, satisfied = (np.append(part, [True, False]) for part in (accepting, satisfied))
+        following, accepts, is_satisfied = (torch.from_numpy(part).to(device) for part in (steps, accepting, satisfied))
+        return cls(following, accepts, is_satisfied, length)
 
     @property
     def is_possible(self) -> bool:
@@ -90,3 +115,32 @@ def _token_steps(automaton: Automaton, spelt: list[bytes]) -> Int[ndarray, "stat
         inside = lengths > column
         state[:, inside] = automaton.step[state[:, inside], letters[inside, column]]
     return state
+
+
+def stop_steps(stops: list[str], spelt: list[bytes], length: int) -> Int[ndarray, "state token"]:
+    """Where tokens lead while a text is searched for any of these strings; the last state is that of one found."""
+    for stop in stops:
+        if not _can_be_found(_search_steps([stop], spelt), length):
+            raise SamplingError(
+                f"the stop string {stop!r} can never come: no {length} tokens of this vocabulary spell it; leave it out"
+            )
+    return _search_steps(stops, spelt)
+
+
+def _search_steps(stops: list[str], spelt: list[bytes]) -> Int[ndarray, "state token"]:
+    try:
+        automaton = compile_pattern(Pattern("|".join(map(re.escape, stops))))
+    except CannotCompile as error:
+        raise SamplingError(f"the stop strings cannot be searched for ({error}); give fewer or shorter ones") from error
+    (found,) = np.flatnonzero(automaton.satisfied)  # the smallest automaton has one such state
+    order = np.append(np.delete(np.arange(len(automaton.step)), found), found)
+    steps = _token_steps(automaton, spelt)
+    renumbered: ndarray = np.argsort(order).astype(steps.dtype)[steps[order]]
+    return renumbered
+
+
+def _can_be_found(steps: Int[ndarray, "state token"], length: int) -> bool:
+    found = np.arange(len(steps)) == len(steps) - 1
+    for _ in range(length):
+        found = found[steps].any(-1)
+    return bool(found[0])

@@ -1,0 +1,191 @@
+"""`generate`: texts for one prompt or many, under control if asked for. It is what `svs sample` does, as a function."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from structured_voronoi.contracts import Control, Start
+from structured_voronoi.errors import SamplingError, check_count, check_seed
+from structured_voronoi.run.presets import DEFAULT_LENGTH, TEXT_SCALE, Plan, Scale, check_sampler_name, plan_texts
+from structured_voronoi.run.texts import Batch, Text, closing_line, draw_for_prompts, draw_texts
+from structured_voronoi.targets.controlled import Controlled
+from structured_voronoi.targets.ending import Ends
+from structured_voronoi.targets.language_model import LanguageModel
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Say = Callable[[str], None]
+"""Takes what a person at the screen would want to know."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be drawn."""
+
+    model: str | LanguageModel = "bundled"
+    prompts: Sequence[str] | None = None
+    controls: Mapping[Control, float] = field(default_factory=dict)
+    n: int = 8
+    """Texts a prompt, each from a chain of its own."""
+    length: int = DEFAULT_LENGTH
+    suffix: str = ""
+    ends: Ends | bool | None = None
+    """"anywhere" unless there is a suffix."""
+    stop: str | int | Sequence[str | int] = ()
+    chat: bool = False
+    system: str = ""
+    sampler: str = "auto"
+    scale: Scale = TEXT_SCALE
+    warmup: int | None = None
+    thin: int = 1
+    start: Start = None
+    seed: int = 0
+    device: str = "cpu"
+    dtype: str = "float32"
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        check_count(n=self.n, thin=self.thin)
+        if self.warmup is not None and self.warmup < 0:
+            raise SamplingError(f"warmup = {self.warmup} is too small; use 0 or more")
+        check_seed(self.seed)
+        check_sampler_name(self.sampler)
+
+
+@dataclass(frozen=True, eq=False)
+class Generated:
+    """Texts in the order of their prompts, and what the run says of itself."""
+
+    draws: list[Text]
+    diagnosis: str
+    """Whether the texts follow their target, and what they cost, in words."""
+
+    @property
+    def texts(self) -> list[str]:
+        return [draw.text for draw in self.draws]
+
+    def to_pandas(self) -> DataFrame:
+        """A row a text: its prompt, text, log_prob, energy, and one column for every control."""
+        import pandas
+
+        return pandas.DataFrame([draw.line() for draw in self.draws])
+
+    def to_jsonl(self, path: str | Path) -> None:
+        """A line a text, with the keys that `svs sample --out` writes."""
+        lines = [json.dumps(draw.line(), ensure_ascii=False, allow_nan=False) + "\n" for draw in self.draws]
+        Path(path).write_text("".join(lines), encoding="utf-8")
+
+    def __repr__(self) -> str:
+        return "\n".join([f"{len(self.draws)} texts; {self.diagnosis}", *self.texts])
+
+
+def generate(
+    model: str | LanguageModel = "bundled",
+    prompts: str | Sequence[str] | None = None,
+    controls: Mapping[Control | str, float] | Sequence[Control | str] | None = None,
+    n: int = 8,
+    length: int = DEFAULT_LENGTH,
+    **more: Any,
+) -> Generated:
+    """``n`` texts for every prompt from a model, by name or loaded, that satisfy controls, each with its weight.
+
+    Controls may be written as on the command line: {"keyword=river": 1.0, my_control: 1.5}, or a list of them. All
+    settings of a `Request` can be given: ends="anywhere", stop=(), sampler="auto", seed=0, chat=False, system="", ….
+    """
+    said: list[str] = []
+    prompts = [prompts] if isinstance(prompts, str) else prompts
+    device = str(more.get("device", "cpu"))
+    request = Request(model, prompts, read_controls(controls or {}, device), n, length, **more)
+    draws = [text for batch in fulfil(request, lambda _: None, said.append) for text in batch.texts]
+    return Generated(sorted(draws, key=lambda text: text.chain), " ".join(said))
+
+
+def read_controls(
+    controls: Mapping[Control | str, float] | Sequence[Control | str], device: str
+) -> dict[Control, float]:
+    """Controls and their weights; those that are written in words are read, and a weight in them counts, too."""
+    weights = controls if isinstance(controls, Mapping) else dict.fromkeys(controls, 1.0)
+    found: dict[Control, float] = {}
+    for control, weight in weights.items():
+        if isinstance(control, str):
+            from structured_voronoi.controls.parsing import parse_control
+
+            control, written = parse_control(control, device)
+            weight = weight * written
+        found[control] = weight
+    return found
+
+
+def fulfil(request: Request, say: Say, conclude: Say) -> Iterator[Batch]:
+    """The texts of a request, batch by batch; every prompt is looked at before the first text is drawn."""
+    models = _models_of(request)
+    left_out = ", ".join(f"{count} {why}" for why, count in models[0].excluded.items() if count)
+    say(f"tokens left out: {left_out or 'none'}")
+    targets = [Controlled(model, dict(request.controls)) if request.controls else model for model in models]
+    plan = _plan(request, targets[0])
+    if plan.reason:
+        say(plan.reason)
+    if plan.name == "ancestral" and len(models) > 1:
+        batches = []
+        for batch in draw_for_prompts(models, request.n, request.seed, request.progress):
+            batches.append(batch)
+            yield batch
+        conclude(closing_line(batches, plan, models[0]))
+        return
+    for number, (target, model) in enumerate(zip(targets, models, strict=True)):
+        if number:
+            plan = _plan(request, target)
+        first, batches, label = number * request.n, [], f"prompt {number + 1} of {len(models)}: "
+        label = label if len(models) > 1 else ""
+        for batch in draw_texts(target, plan, request.n, request.seed, request.start, request.progress, first, label):
+            batches.append(batch)
+            yield batch
+        conclude(f"{label}{closing_line(batches, plan, model)}")
+
+
+def _plan(request: Request, target: LanguageModel | Controlled) -> Plan:
+    return plan_texts(
+        target,
+        request.sampler,
+        count=request.n,
+        scale=request.scale,
+        warmup=request.warmup,
+        thin=request.thin,
+        start=request.start,
+        seed=request.seed,
+        progress=request.progress,
+    )
+
+
+def _models_of(request: Request) -> list[LanguageModel]:
+    """The language model after every prompt; the network is loaded once."""
+    if request.prompts is not None and not len(request.prompts):
+        raise SamplingError("there are no prompts; give one or more, or leave them out")
+    prompts = [""] if request.prompts is None else list(request.prompts)
+    ends = request.ends if request.ends is not None else "never" if request.suffix else "anywhere"
+    shape: dict[str, Any] = {"length": request.length, "suffix": request.suffix, "ends": ends, "stop": request.stop}
+    shape |= {"chat": request.chat, "system": request.system}
+    models: list[LanguageModel] = []
+    for number, prompt in enumerate(prompts):
+        try:
+            if models:
+                model = models[0].with_prompt(prompt)
+            elif isinstance(request.model, LanguageModel):
+                own = request.model
+                prompt = own.prompt if request.prompts is None else prompt
+                model = LanguageModel(own.model, own.tokenizer, prompt, memory=own.memory, allowed=own.asked, **shape)
+            else:
+                model = LanguageModel.load(
+                    request.model, prompt=prompt, device=request.device, dtype=request.dtype, **shape
+                )
+        except SamplingError as error:
+            if len(prompts) == 1:
+                raise
+            raise type(error)(f"prompt {number + 1}: {error}") from error
+        models.append(model)
+    return models

@@ -1,0 +1,96 @@
+"""Where texts end: with the end-of-text token, or with the token that completes a stop string; padding follows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from structured_voronoi.errors import SamplingError, did_you_mean
+from structured_voronoi.streams import widened
+
+Ends = Literal["never", "at length", "anywhere"]
+"""Texts of N tokens, the beginnings of longer ones; whole texts of N tokens; whole texts of N tokens at most."""
+
+ENDING = "the text ends"
+"""The name of this condition among the factors of a target."""
+
+
+class Ending(NamedTuple):
+    """Where texts end: with the end token, or with the token that completes a stop string; what follows is padding.
+
+    An automaton over tokens. It starts in state 0, and its last state is that of a text that is over.
+    """
+
+    token: int
+    """The end-of-text token, which is the padding, too."""
+    next: Int[Tensor, "state token"]
+
+    def advance(self, state: Int[Tensor, " row"], token: Int[Tensor, " row"]) -> Int[Tensor, " row"]:
+        return self.next[state, token].long()
+
+    def is_over(self, state: Int[Tensor, " row"]) -> Bool[Tensor, " row"]:
+        return state == len(self.next) - 1
+
+    def states(self, tokens: Int[Tensor, "row n"]) -> Int[Tensor, "row after"]:
+        """The state before each of the n positions and, at last, after all of them."""
+        states = [tokens.new_zeros(len(tokens))]
+        for column in tokens.unbind(-1):
+            states.append(self.advance(states[-1], column))
+        return torch.stack(states, dim=-1)
+
+    def over(self, tokens: Int[Tensor, "row n"]) -> Bool[Tensor, "row after"]:
+        """Is the text over before each of the n positions and, at last, after all of them?"""
+        return self.is_over(self.states(tokens))
+
+    def is_text(self, tokens: Int[Tensor, "row n"]) -> Bool[Tensor, " row"]:
+        """Which rows are a text that ends, and padding?"""
+        over = self.over(tokens)
+        return over[:, -1] & (~over[:, :-1] | (tokens == self.token)).all(-1)
+
+    def automaton(self, length: int) -> Any:
+        """The same, as a lookahead reads it: texts that are over match."""
+        from structured_voronoi.automata.vocabulary import TokenAutomaton
+
+        over = self.is_over(torch.arange(len(self.next), device=self.next.device))
+        return TokenAutomaton(self.next, over, over, length)
+
+
+def make_ending(
+    tokenizer: Any, allowed: Bool[Tensor, " token"], end: int, stop: Sequence[str | int], length: int
+) -> Ending:
+    """Texts of allowed tokens end with the end token, or with one of the stops: a text, or the number of a token."""
+    steps = torch.zeros(2, len(allowed), dtype=torch.int32)
+    texts = [one for one in stop if isinstance(one, str)]
+    if texts:
+        from structured_voronoi.automata.vocabulary import stop_steps, token_bytes
+
+        if not all(texts):
+            raise SamplingError("a stop string is empty, so that every text would end at once; leave it out")
+        pairs = zip(token_bytes(tokenizer, len(allowed)), allowed.tolist(), strict=True)
+        steps = torch.from_numpy(stop_steps(texts, [word if is_allowed else b"" for word, is_allowed in pairs], length))
+    ids = [end, *(one for one in stop if not isinstance(one, str))]
+    for token in ids:
+        if not isinstance(token, int) or not 0 <= token < len(allowed) or not allowed[token]:
+            raise SamplingError(f"stop holds {token!r}, which is no text and no token that may be sampled")
+    steps[:, ids] = len(steps) - 1
+    steps[-1] = len(steps) - 1
+    return Ending(end, steps.to(allowed.device))
+
+
+def checked_ends(ends: Ends | bool) -> Ends:
+    """The word for where texts end; True and False stand for "at length" and "never"."""
+    if isinstance(ends, bool):
+        return "at length" if ends else "never"
+    for word in get_args(Ends):
+        if ends == word or str(ends).replace("-", " ") == word:
+            return word  # type: ignore[no-any-return]
+    raise SamplingError(f"ends = {ends!r} is unknown; {did_you_mean(str(ends), get_args(Ends))}")
+
+
+def log_of(truth: Bool[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """0 where it holds, -inf elsewhere."""
+    return widened(torch.zeros(truth.shape, device=truth.device)).masked_fill(~truth, -torch.inf)

@@ -1,0 +1,131 @@
+"""Texts for one prompt or many, in Python and on the command line: `sv.generate` and `svs sample`."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+
+import structured_voronoi as sv
+from structured_voronoi.models.loading import load_model
+from structured_voronoi.models.prompts import encode_chat, end_of_turn
+from structured_voronoi.run.prompt_files import read_prompts
+from system.commands import svs
+
+PROMPTS = ["Near the bridge", "The Old Mill is", "In the city"]
+TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}<|endoftext|>{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+def test_texts_come_prompt_by_prompt_and_as_a_table(tmp_path: Path) -> None:
+    found = sv.generate("bundled", PROMPTS, n=2, length=40, seed=3, progress=False)
+    table = found.to_pandas()
+    assert list(table["text"]) == found.texts and len(found.texts) == 6
+    assert list(table["prompt"]) == [prompt for prompt in PROMPTS for _ in range(2)]
+    assert {"chain", "draw", "tokens", "ended", "log_prob", "energy"} <= set(table.columns)
+    assert "drawn independently" in found.diagnosis
+    found.to_jsonl(tmp_path / "texts.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "texts.jsonl").read_text().splitlines()]
+    assert [line["text"] for line in lines] == found.texts
+
+
+def test_prompts_that_share_a_batch_get_the_texts_that_they_get_alone() -> None:
+    """Those of three lengths, two of them in one batch; every row ends for itself."""
+    prompts = [*PROMPTS, "Near the river"]
+    together = sv.generate("bundled", prompts, n=3, length=24, seed=5, progress=False)
+    model = sv.LanguageModel.load("bundled", length=24, ends="anywhere")
+    for number, prompt in enumerate(prompts):
+        target = model.with_prompt(prompt)
+        chains = list(range(3 * number, 3 * number + 3))
+        state = sv.Ancestral().init(target, sv.Rng(5, chains), None)
+        state, info = sv.Ancestral().step(target, sv.Rng(5, chains), state)
+        assert together.texts[3 * number : 3 * number + 3] == [target.decode(row) for row in state.tokens]
+        scored = target.log_prob(state.tokens)
+        energies = together.to_pandas()["energy"][3 * number : 3 * number + 3]
+        assert energies.tolist() == pytest.approx((-scored).tolist(), abs=1e-3)
+
+
+def test_controls_are_words_or_objects_and_a_loaded_model_keeps_its_prompt() -> None:
+    model = sv.LanguageModel.load("bundled", prompt="Near the", length=7)
+    controls = {"keyword=river@2": 1.0, sv.controls.Predicate(lambda text: "pub" not in text, "no pub"): 1.0}
+    found = sv.generate(model, controls=controls, n=4, length=30, sampler="rejection", progress=False)
+    assert all("river" in text and "pub" not in text for text in found.texts)
+    assert set(found.to_pandas()["prompt"]) == {"Near the"}
+    assert {"keyword=river", "no pub"} <= set(found.to_pandas().columns)
+    listed = sv.generate(model, controls=["keyword=river"], n=1, sampler="rejection", progress=False)
+    assert "river" in listed.texts[0]
+
+
+def test_under_control_every_prompt_is_drawn_from_in_turn() -> None:
+    found = sv.generate(
+        "bundled", PROMPTS[:2], ["keyword=family"], n=2, length=40, sampler="rejection", progress=False
+    )
+    assert len(found.texts) == 4 and all("family" in text for text in found.texts)
+    assert "prompt 1 of 2" in found.diagnosis and "prompt 2 of 2" in found.diagnosis
+
+
+def test_a_chat_is_written_by_the_template_and_ends_with_the_turn() -> None:
+    loaded = load_model("bundled")
+    tokenizer = copy.deepcopy(loaded.tokenizer)
+    tokenizer.chat_template = TEMPLATE
+    said = tokenizer.decode(encode_chat(tokenizer, "Where is the pub?", "Be brief."))
+    assert said == "system: Be brief.<|endoftext|>user: Where is the pub?<|endoftext|>assistant:"
+    assert end_of_turn(tokenizer) == tokenizer.eos_token_id
+    model = sv.LanguageModel(loaded.model, tokenizer, "Where?", 30, ends="anywhere", chat=True)
+    assert tokenizer.decode(model.before[0].tolist()) == "user: Where?<|endoftext|>assistant:"
+    assert model.with_prompt("Who?").before.shape[1] <= model.before.shape[1]
+    with pytest.raises(sv.SamplingError, match="chat template"):
+        sv.LanguageModel(loaded.model, loaded.tokenizer, "Where?", 30, chat=True)
+    tokenizer.chat_template = "{{ raise_exception('no system role') }}"
+    with pytest.raises(sv.SamplingError, match="no system role"):
+        sv.LanguageModel(loaded.model, tokenizer, "Where?", 30, system="Be brief.")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "column"),
+    [
+        ("prompts.txt", "Near the\n\nThe pub\n", "prompt"),
+        ("prompts.csv", "id,prompt\n1,Near the\n2,The pub\n", "prompt"),
+        ("prompts.tsv", "said\tid\nNear the\t1\nThe pub\t2\n", "said"),
+        ("prompts.jsonl", '{"prompt": "Near the"}\n\n{"prompt": "The pub"}\n', "prompt"),
+    ],
+)
+def test_files_of_prompts(name: str, content: str, column: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text(content, encoding="utf-8")
+    assert read_prompts(path, column) == ["Near the", "The pub"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("empty.txt", b"\n \n", "holds no prompt"),
+        ("latin.txt", "Caf\xe9".encode("latin-1"), "not UTF-8"),
+        ("missing.csv", b"id,text\n1,a\n", "no column 'prompt'"),
+        ("broken.jsonl", b'{"prompt": "a"}\n{"prompt"\n', "line 2 is no JSON"),
+        ("other.jsonl", b'{"text": "a"}\n', "line 1 has no text under 'prompt'"),
+        ("long.txt", b"a\n" + b"a pub " * 400 + b"\n", "prompt 2: prompt (802 tokens)"),
+    ],
+)
+def test_bad_files_of_prompts_end_in_one_line(name: str, content: bytes, words: str, tmp_path: Path) -> None:
+    path, out = tmp_path / name, tmp_path / "out.jsonl"
+    path.write_bytes(content)
+    done = svs("sample", "--prompts", str(path), "-n", "1", "--out", str(out), code=2)
+    assert words in done.stderr and "Traceback" not in done.stderr and not out.exists()
+
+
+def test_the_command_says_which_prompt_a_text_belongs_to(tmp_path: Path) -> None:
+    path, out = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
+    path.write_text("\n".join(PROMPTS), encoding="utf-8")
+    done = svs("sample", "--prompts", str(path), "-n", "2", "--length", "40", "--out", str(out))
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert sorted(line["prompt"] for line in lines) == sorted(PROMPTS * 2)
+    assert sorted(line["chain"] for line in lines) == list(range(6))
+    assert all(f"{line['prompt']} →{line['text']}" in done.stdout for line in lines)
+    assert "chat template" in svs("sample", "--chat", "--prompt", "Hello", "-n", "1", code=2).stderr
+    both = svs("sample", "--prompt", "a", "--prompts", str(path), code=2)
+    assert "cannot go together" in both.stderr
