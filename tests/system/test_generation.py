@@ -61,9 +61,7 @@ def test_controls_are_words_or_objects_and_a_loaded_model_keeps_its_prompt() -> 
 
 
 def test_under_control_every_prompt_is_drawn_from_in_turn() -> None:
-    found = sv.generate(
-        "bundled", PROMPTS[:2], ["keyword=family"], n=2, length=40, sampler="rejection", progress=False
-    )
+    found = sv.generate("bundled", PROMPTS[:2], ["keyword=family"], n=2, length=40, sampler="rejection", progress=False)
     assert len(found.texts) == 4 and all("family" in text for text in found.texts)
     assert "prompt 1 of 2" in found.diagnosis and "prompt 2 of 2" in found.diagnosis
 

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache, partial, reduce
+from functools import cache, lru_cache, partial, reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,9 +19,9 @@ from torch import Tensor
 
 from structured_voronoi.contracts import Info, Sampler, Start, Target, is_independent, merge_infos
 from structured_voronoi.controls.classifier import Classifier
-from structured_voronoi.experiments.control.guiding import fit_guided
+from structured_voronoi.experiments.control.guiding import measure_guided
+from structured_voronoi.lookahead.lookahead import Lookahead
 from structured_voronoi.models.encoder_judge import load_judge
-from structured_voronoi.models.loading import Loaded, load_model
 from structured_voronoi.models.prefix_classifier import PrefixClassifier
 from structured_voronoi.run.presets import text_sampler
 from structured_voronoi.run.sampling import start_chains
@@ -72,6 +72,8 @@ class DrawTask:
     pilot: int = 2048
     """Texts that the lookahead of guided sampling learns from; its seconds are not those of the chains."""
     prompt: str = ""
+    pilot_prompt: str = ""
+    """The prompt after which that lookahead is fitted; it serves after the others too, where its share is measured."""
 
 
 Draws = dict[str, Any]
@@ -94,11 +96,12 @@ def draw_texts(task: DrawTask, folders: TaskFolders) -> Draws:
     if path.exists():
         kept: Draws = json.loads(path.read_text(encoding="utf-8"))
         return kept
-    model, weight = _language_model(folders.model, task.length, task.prompt), task.setting.weight
-    target = Controlled(model, {Classifier.load(folders.guide, task.target): weight})
+    target, weight = _controlled(task, folders, task.prompt), task.setting.weight
+    model = target.model
     begun, pilot, share = time.process_time(), 0.0, None
     if task.method == "guided":
-        sampler, enough, share = fit_guided(target, task.pilot, task.seed)
+        lookahead = _fit_lookahead(replace(task, prompt="", count=0), folders)
+        sampler, enough, share = measure_guided(lookahead, target, task.pilot, task.seed)
         task, pilot, begun = replace(task, steps=enough), time.process_time() - begun, time.process_time()
     tokens, info, steps = _run(model if task.method == "ancestral" else target, sampler, task)
     seconds = time.process_time() - begun
@@ -132,19 +135,26 @@ def draw_texts(task: DrawTask, folders: TaskFolders) -> Draws:
 
 def _file_name(task: DrawTask, sampler: Sampler) -> str:
     settings = asdict(task)
-    prompt = settings.pop("prompt")
-    key = json.dumps([settings, repr(sampler), *([prompt] if prompt else [])], sort_keys=True)
+    prompts = [settings.pop(name) for name in ("prompt", "pilot_prompt")]
+    key = json.dumps([settings, repr(sampler), *(prompts if task.prompt else [])], sort_keys=True)
     return f"{task.method}-{task.target}-{hashlib.sha256(key.encode()).hexdigest()[:10]}.json"
 
 
 @cache
-def _loaded(folder: str) -> Loaded:
-    return load_model(folder)
+def _language_model(folder: str, length: int) -> LanguageModel:
+    return LanguageModel.load(folder, length=length)
 
 
-@cache
-def _language_model(folder: str, length: int, prompt: str) -> LanguageModel:
-    return LanguageModel(*_loaded(folder), prompt=prompt, length=length)
+def _controlled(task: DrawTask, folders: TaskFolders, prompt: str) -> Controlled:
+    model = _language_model(folders.model, task.length)
+    guide = Classifier.load(folders.guide, task.target)
+    return Controlled(model.with_prompt(prompt) if prompt else model, {guide: task.setting.weight})
+
+
+@lru_cache(maxsize=1)
+def _fit_lookahead(task: DrawTask, folders: TaskFolders) -> Lookahead:
+    """Fitted once for all prompts of a task."""
+    return Lookahead.fit(_controlled(task, folders, task.pilot_prompt), task.pilot, task.seed, progress=False)
 
 
 _judge = cache(load_judge)

@@ -61,6 +61,7 @@ def compare_methods(
             seed=seed,
             pilot=settings.pilot,
             prompt=prompt,
+            pilot_prompt=settings.prompts[0],
         )
         for method in settings.methods
         for target in targets
@@ -106,6 +107,7 @@ def search_grids(
             seed=seed,
             pilot=settings.pilot,
             prompt=settings.prompts[0],
+            pilot_prompt=settings.prompts[0],
         )
         for method, setting in tried
         for target in targets

@@ -15,6 +15,6 @@ class PretrainedSettings:
     classifiers: ClassifierRecipes = field(default_factory=lambda: ClassifierRecipes(probe=None))
     comparison: ComparisonSettings = field(
         default_factory=lambda: ComparisonSettings(
-            seconds=12.0, grid_seconds=6.0, grid_texts=4, weights=(4.0,), pilot=192
+            seconds=20.0, grid_seconds=8.0, grid_texts=4, weights=(4.0,), pilot=256
         )
     )
