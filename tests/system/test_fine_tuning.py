@@ -108,6 +108,6 @@ def test_the_command(base: Path, tmp_path: Path) -> None:
     done = svs("train", "lm", "--base", str(base), "--minutes", "5", "--half", *words)
     assert "held-out loss" in done.stdout
     assert "→" in done.stdout
-    assert svs("sample", "-n", "1", "--length", "4", "--model", str(tmp_path / "model")).stdout
+    assert svs("sample", "-n", "1", "--length", "4", "--ends", "never", "--model", str(tmp_path / "model")).stdout
     assert "--minutes 5 is for fine-tuning" in svs("train", "lm", "--minutes", "5", *words, code=2).stderr
     assert "--minutes -1" in svs("train", "lm", "--base", str(base), "--minutes", "-1", *words, code=2).stderr

@@ -24,7 +24,8 @@ TEMPLATE = (
 def test_texts_come_prompt_by_prompt_and_as_a_table(tmp_path: Path) -> None:
     found = sv.generate("bundled", PROMPTS, n=2, length=40, seed=3, progress=False)
     table = found.to_pandas()
-    assert list(table["text"]) == found.texts and len(found.texts) == 6
+    assert list(table["text"]) == found.texts
+    assert len(found.texts) == 6
     assert list(table["prompt"]) == [prompt for prompt in PROMPTS for _ in range(2)]
     assert {"chain", "draw", "tokens", "ended", "log_prob", "energy"} <= set(table.columns)
     assert "drawn independently" in found.diagnosis
@@ -42,7 +43,7 @@ def test_prompts_that_share_a_batch_get_the_texts_that_they_get_alone() -> None:
         target = model.with_prompt(prompt)
         chains = list(range(3 * number, 3 * number + 3))
         state = sv.Ancestral().init(target, sv.Rng(5, chains), None)
-        state, info = sv.Ancestral().step(target, sv.Rng(5, chains), state)
+        state, _info = sv.Ancestral().step(target, sv.Rng(5, chains), state)
         assert together.texts[3 * number : 3 * number + 3] == [target.decode(row) for row in state.tokens]
         scored = target.log_prob(state.tokens)
         energies = together.to_pandas()["energy"][3 * number : 3 * number + 3]
@@ -62,8 +63,10 @@ def test_controls_are_words_or_objects_and_a_loaded_model_keeps_its_prompt() -> 
 
 def test_under_control_every_prompt_is_drawn_from_in_turn() -> None:
     found = sv.generate("bundled", PROMPTS[:2], ["keyword=family"], n=2, length=40, sampler="rejection", progress=False)
-    assert len(found.texts) == 4 and all("family" in text for text in found.texts)
-    assert "prompt 1 of 2" in found.diagnosis and "prompt 2 of 2" in found.diagnosis
+    assert len(found.texts) == 4
+    assert all("family" in text for text in found.texts)
+    assert "prompt 1 of 2" in found.diagnosis
+    assert "prompt 2 of 2" in found.diagnosis
 
 
 def test_a_chat_is_written_by_the_template_and_ends_with_the_turn() -> None:
@@ -113,7 +116,9 @@ def test_bad_files_of_prompts_end_in_one_line(name: str, content: bytes, words: 
     path, out = tmp_path / name, tmp_path / "out.jsonl"
     path.write_bytes(content)
     done = svs("sample", "--prompts", str(path), "-n", "1", "--out", str(out), code=2)
-    assert words in done.stderr and "Traceback" not in done.stderr and not out.exists()
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not out.exists()
 
 
 def test_the_command_says_which_prompt_a_text_belongs_to(tmp_path: Path) -> None:
