@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 from dataclasses import replace
 from itertools import product
@@ -14,6 +15,7 @@ import pytest
 
 from exact.test_judges import tiny_encoder
 from structured_voronoi.experiments.control import combined, sentiment, topic
+from structured_voronoi.experiments.control.foods import train_food_guide
 from structured_voronoi.experiments.control.methods import ComparisonSettings
 from structured_voronoi.experiments.control.pretrained import PretrainedSettings
 from structured_voronoi.experiments.control.task import ClassifierRecipes
@@ -22,6 +24,7 @@ from structured_voronoi.experiments.text import efficiency, lm, mixing
 from structured_voronoi.experiments.text.models import TextSettings
 from structured_voronoi.models.classifiers import ClassifierRecipe
 from structured_voronoi.models.encoder_judge import EncoderRecipe
+from structured_voronoi.models.loading import BUNDLED
 from structured_voronoi.models.prefix_classifier import PrefixRecipe
 from structured_voronoi.models.restaurants import descriptions
 from structured_voronoi.models.training import Recipe
@@ -214,6 +217,32 @@ def test_sentiment_on_a_pretrained_model(tmp_path: Path, cache: Path) -> None:
     shutil.rmtree(folder / "sentiment")  # without its guide nothing can be drawn any more
     sentiment.run(settings, tmp_path)
     assert read_report(tmp_path, "sentiment_bundled") == report
+
+
+def test_topic_on_a_model_of_ones_own(tmp_path: Path, reviews: Path, cache: Path) -> None:
+    """Other weights in the same folder are another model, with draws of its own."""
+    model = Path(shutil.copytree(BUNDLED, tmp_path / "mine"))
+    settings = topic.Settings(
+        data=str(reviews),
+        model=str(model),
+        progress=False,
+        workers=1,
+        text=TEXT,
+        pretrained=PretrainedSettings(replace(CLASSIFIERS, probe=None), compare("ancestral", "guided", "rejection")),
+        foods=("Italian", "French"),
+        grid_foods=("Italian",),
+        texts=2,
+        weight=0.1,
+        strong_weight=0.2,
+    )
+    topic.run(settings, tmp_path)
+    report = read_report(tmp_path, "topic_mine")
+    assert [truth["methods"] for truth in report["truth"]] == [["guided", "rejection"]] * 2
+    assert [truth["count"] for truth in report["truth"]] == [4, 4]  # 2 texts a food, not 100
+    (folder,) = cache.glob("topic-mine-*")
+    os.utime(model / "model.safetensors", (1.0, 1.0))
+    guide = train_food_guide(str(reviews), str(model), settings.pretrained.classifiers, TEXT.length, progress=False)
+    assert Path(guide).parent != folder
 
 
 def test_topic_goes_on_where_it_was(tmp_path: Path, reviews: Path, cache: Path) -> None:

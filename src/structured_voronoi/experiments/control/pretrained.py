@@ -18,3 +18,5 @@ class PretrainedSettings:
             seconds=20.0, grid_seconds=8.0, grid_texts=4, weights=(4.0,), pilot=256
         )
     )
+    exact_methods: tuple[str, ...] = ("guided",)
+    """Those that are compared with rejection: chains of many steps would take hours."""

@@ -24,7 +24,7 @@ from structured_voronoi.models.restaurants import FOODS
 @dataclass(frozen=True)
 class Settings:
     runs: int = 100
-    """Texts a food of rejection and of each exact method beside it."""
+    """Texts a food of rejection and of each exact method beside it; with a model no more than of every method."""
     seed: int = 0
     data: str | None = None
     """A folder with the E2E files."""
@@ -36,7 +36,7 @@ class Settings:
     classifiers: ClassifierRecipes = field(default_factory=ClassifierRecipes)
     comparison: ComparisonSettings = field(default_factory=ComparisonSettings)
     pretrained: PretrainedSettings = field(default_factory=PretrainedSettings)
-    """In place of the last two, with a model."""
+    """In place of the last two, and of exact_methods, with a model."""
     foods: tuple[str, ...] = FOODS
     grid_foods: tuple[str, ...] = ("Chinese", "Italian")
     texts: int = 20
@@ -57,8 +57,9 @@ def run(settings: Settings, out: Path) -> list[Path]:
         raise SamplingError("topic needs the E2E reviews with their labels; give the folder of trainset.csv as data")
     splits = food_splits(settings.data)
     if settings.model is not None:
-        pretrained = settings.pretrained
-        settings = replace(settings, classifiers=pretrained.classifiers, comparison=pretrained.comparison)
+        runs, others = min(settings.runs, settings.texts), settings.pretrained
+        settings = replace(settings, runs=runs, classifiers=others.classifiers, comparison=others.comparison)
+        settings = replace(settings, exact_methods=others.exact_methods)
     seed, foods, length, progress = settings.seed, settings.foods, settings.text.length, settings.progress
     model = settings.model or prepare_model(settings.data, settings.text.recipe, progress)
     folders, reports = prepare_task("topic", model, splits, NO_FOOD, settings.classifiers, length, progress)
