@@ -94,8 +94,13 @@ def setting_grid(method: str, weights: tuple[float, ...]) -> list[MethodSetting]
 def search_grids(
     draw: DrawAll, targets: tuple[str, ...], length: int, seed: int, settings: ComparisonSettings
 ) -> dict[str, dict[str, Any]]:
-    """Each method's settings, scored on some targets by the guide's own opinion and the perplexity, and the best."""
-    tried = [(method, setting) for method in settings.methods for setting in setting_grid(method, settings.weights)]
+    """Each method's settings, scored on some targets by the guide's own opinion and the perplexity, and the best.
+
+    A single setting is not tried, but for that of ancestral texts, by whose perplexity the others are scored.
+    """
+    of_method = {method: setting_grid(method, settings.weights) for method in settings.methods}
+    searched = {method: grid for method, grid in of_method.items() if len(grid) > 1 or method == "ancestral"}
+    tried = [(method, setting) for method, grid in searched.items() for setting in grid]
     tasks = [
         DrawTask(
             method,
@@ -114,7 +119,10 @@ def search_grids(
     ]
     batches = draw(tasks, "grid search")
     ancestral = _mean_perplexity([batch for batch in batches if batch["method"] == "ancestral"], length)
-    grids: dict[str, dict[str, Any]] = {method: {"grid": []} for method in settings.methods}
+    grids: dict[str, dict[str, Any]] = {
+        method: {"grid": [] if method in searched else [asdict(setting) for setting in grid], "winner": 0}
+        for method, grid in of_method.items()
+    }
     for i, (method, setting) in enumerate(tried):
         on_targets = batches[i * len(targets) : (i + 1) * len(targets)]
         success = float(np.mean([np.mean(np.array(batch["guide"]) > 0.5) for batch in on_targets]))
@@ -122,8 +130,8 @@ def search_grids(
         score = success - float(np.log10(mean / ancestral))
         row = {**asdict(setting), "success": success, "perplexity": mean, "score": score}
         grids[method]["grid"].append(row)
-    for grid in grids.values():
-        grid["winner"] = int(np.argmax([row["score"] for row in grid["grid"]]))
+    for method in searched:
+        grids[method]["winner"] = int(np.argmax([row["score"] for row in grids[method]["grid"]]))
     return grids
 
 

@@ -111,8 +111,8 @@ def grid_table(grids: dict[str, dict[str, Any]]) -> str:
     for method, grid in grids.items():
         for place, row in enumerate(grid["grid"]):
             setting = f"γ = {row['weight']:g}, ε = {row['step_size']:g}, {row['start']} start"
-            mark = "**winner**" if place == grid["winner"] else ""
-            body.append([method, setting, row["success"], row["perplexity"], row["score"], mark])
+            mark = "the only one" if len(grid["grid"]) == 1 else "**winner**" if place == grid["winner"] else ""
+            body.append([method, setting, *(row.get(key, "–") for key in ("success", "perplexity", "score")), mark])
     return table(["method", "setting", "guide's success", "perplexity", "score", ""], body)
 
 
