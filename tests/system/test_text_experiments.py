@@ -269,7 +269,6 @@ def test_topic_goes_on_where_it_was(tmp_path: Path, reviews: Path, cache: Path) 
     assert "0.92, 13.90" in (tmp_path / "topic.md").read_text(encoding="utf-8")  # the paper's SVS
 
     (folder,) = cache.glob("topic-*")
-    shutil.rmtree(folder / "topic")  # without its guide and its judge nothing can be drawn any more
-    shutil.rmtree(folder / "judge")
+    shutil.rmtree(folder / "topic")  # without its guide nothing can be drawn any more
     topic.run(settings, tmp_path)
     assert read_report(tmp_path, "topic") == report

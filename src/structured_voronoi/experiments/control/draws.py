@@ -1,6 +1,6 @@
-"""Texts of one method for one target of controlled generation: drawn, judged, and kept in a file.
+"""Texts of one method for one target of controlled generation: drawn, kept in a file, and judged.
 
-What is drawn is saved at once, so that a run that was stopped goes on where it was.
+What is drawn is saved at once: a run that was stopped goes on where it was, and another judge needs no new draws.
 """
 
 from __future__ import annotations
@@ -90,7 +90,12 @@ def draw_all(
 
 
 def draw_texts(task: DrawTask, folders: TaskFolders) -> Draws:
-    """The draws of one task: from their file, or drawn now."""
+    """The draws of one task, from their file or drawn now, and what the judge says of them."""
+    draws = _kept_draws(task, folders)
+    return {**draws, "judged": _judge(Path(folders.judge)).predict(draws["texts"])}
+
+
+def _kept_draws(task: DrawTask, folders: TaskFolders) -> Draws:
     sampler = _make_sampler(task, folders)
     path = Path(folders.draws) / _file_name(task, sampler)
     if path.exists():
@@ -105,7 +110,6 @@ def draw_texts(task: DrawTask, folders: TaskFolders) -> Draws:
         task, pilot, begun = replace(task, steps=enough), time.process_time() - begun, time.process_time()
     tokens, info, steps = _run(model if task.method == "ancestral" else target, sampler, task)
     seconds = time.process_time() - begun
-    texts = [task.prompt + model.decode(row) for row in tokens]
     (guide,) = target.control_log_probs(tokens).values()
     log_prob = model.log_prob(tokens)
     asked = info.events if task.method == "fudge" else info.evaluations
@@ -113,12 +117,11 @@ def draw_texts(task: DrawTask, folders: TaskFolders) -> Draws:
         "method": task.method,
         "target": task.target,
         **asdict(task.setting),
-        "texts": texts,
+        "texts": [task.prompt + model.decode(row) for row in tokens],
         "tokens": tokens.tolist(),
         "log_prob": log_prob.tolist(),
         "energy": (-log_prob - weight * guide).tolist(),
         "guide": guide.exp().tolist(),
-        "judged": _judge(Path(folders.judge)).predict(texts),
         "evaluations": float(info.evaluations.double().mean()),
         "control_evaluations": 0.0 if task.method == "ancestral" else float(asked.double().mean()),
         "steps_taken": steps,

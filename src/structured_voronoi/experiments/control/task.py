@@ -80,8 +80,7 @@ def prepare_task(
         return {"texts": len(judging.texts), **_examine_judge(judge, splits["test"], model, labels, length)}
 
     reports["judge"] = _train_once(folder, judge.name, train_judge)
-    draws = folder / ("draws" if encoder is None else f"draws-{judge.name}")  # they are kept with what he says of them
-    return TaskFolders(model, str(guide), str(prefix), str(judge), str(draws)), reports
+    return TaskFolders(model, str(guide), str(prefix), str(judge), str(folder / "draws")), reports
 
 
 def train_guide(
