@@ -31,8 +31,9 @@ def train_lm(
 ) -> int:
     """Train a small GPT-2 with a tokenizer of its own, or fine-tune a model; run the same command again to go on.
 
-    Examples: svs train lm --data builtin --out my-model
-              svs train lm --base smollm2 --data reviews.txt --out my-model
+    Example: svs train lm --data builtin --out my-model
+
+    Example: svs train lm --base smollm2 --data reviews.txt --out my-model
     """
     check_seed(seed)
     if not 0 < epochs < 1000:
