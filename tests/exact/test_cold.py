@@ -228,7 +228,7 @@ def test_it_does_not_claim_to_be_exact() -> None:
     assert "not exact" in SAMPLERS["COLD"]
     assert [case.claims_exact for case in cases() if case.sampler == "cold"] == [False]
     plan = plan_texts(italian(), "cold")
-    said = closing_line(list(draw_texts(italian(), plan, 2, seed=0)), plan, 6)
+    said = closing_line(list(draw_texts(italian(), plan, 2, seed=0)), plan, italian().model)
     assert plan.sampler == text_sampler("cold")
     assert said.endswith("23 evaluations a text. This sampler is not exact.")
     assert "tries accepted" not in said

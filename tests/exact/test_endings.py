@@ -13,6 +13,7 @@ from endings import END, LENGTH, SPELT, STOPS, EndForFree, ListedTexts, PaddingC
 from structured_voronoi.controls import Predicate
 from structured_voronoi.lookahead.lookahead import untrained
 from structured_voronoi.metrics.text import perplexity
+from structured_voronoi.problem import drawing
 from structured_voronoi.problem.problem import bind
 from structured_voronoi.samplers import refresh
 from structured_voronoi.streams import Rng, inverse_cdf
@@ -310,7 +311,10 @@ def test_a_tokenizer_without_an_end_is_refused() -> None:
 @pytest.mark.parametrize(
     "sampler", [sv.Ancestral(), sv.Rejection(), sv.Refresh(), sv.SVS(0.3, dimensions=8)], ids=lambda s: type(s).__name__
 )
-def test_a_length_in_which_no_text_ends_is_refused_with_the_share(sampler: Any) -> None:
+def test_a_length_in_which_no_text_ends_is_refused_with_the_share(
+    sampler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drawing, "PATIENCE", 0.0)
     model = sv.LanguageModel.load("bundled", length=3, ends="anywhere")
     targets = [model] if isinstance(sampler, sv.Ancestral) else [model, sv.Controlled(model, {Predicate(bool): 1.0})]
     for target in targets:

@@ -19,6 +19,7 @@ from structured_voronoi.models.corpora import Corpus, load_corpus
 from structured_voronoi.models.loading import BUNDLED
 from structured_voronoi.models.restaurants import LABELS, PATTERNS, descriptions
 from structured_voronoi.models.training import UNFINISHED, Recipe, train_language_model
+from structured_voronoi.problem import drawing
 from structured_voronoi.run import choice
 from structured_voronoi.run.presets import TEXT_SAMPLERS, Plan, text_sampler
 from structured_voronoi.run.texts import closing_line, draw_texts
@@ -78,7 +79,8 @@ def test_texts_are_whole_by_default(tmp_path: Path) -> None:
     assert [(line["ended"], len(line["tokens"])) for line in lines] == [("end", 8)] * 2
 
 
-def test_a_length_in_which_no_text_ends_is_refused_with_the_share() -> None:
+def test_a_length_in_which_no_text_ends_is_refused_with_the_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawing, "PATIENCE", 0.0)
     for words in ((), ("--control", "keyword=pub", "--sampler", "rejection"), ("--sampler", "svs+refresh")):
         error = svs("sample", "-n", "2", "--length", "3", *words, code=2).stderr.splitlines()[-1]
         assert re.match(r"svs: 0 of 2\d\d texts ended within 3 tokens; raise the length \(--length", error)

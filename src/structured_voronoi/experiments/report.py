@@ -29,6 +29,7 @@ def write_report(
     """Write everything under temporary names, then rename: a reader never sees half a report."""
     results = {**results, "version": version("structured-voronoi"), "torch": version("torch")}
     pending: list[tuple[str, Path]] = []
+    folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         for stem, figure in figures.items():
             pending.append((f"{stem}.png", Path(scratch, f"{stem}.png")))

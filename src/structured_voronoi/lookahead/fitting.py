@@ -35,8 +35,9 @@ STEPS, BATCH, LEARNING_RATE, WEIGHT_DECAY = 600, 512, 6e-4, 0.1
 """Of the training of a head; a batch is so many prefixes, each of some text."""
 LEAST_STEPS, MOST_PASSES = 100, 40
 """Where the pilot is small, steps end after so many passes through it."""
-CHECKED, FINALISTS = 128, 3
-"""Texts drawn to judge every lookahead by; of the best, four times as many."""
+CHECKED, LEAST_CHECKED, FINALISTS, MANY = 128, 16, 3, 512
+"""Texts drawn to judge every lookahead by, fewer after a small pilot; of the best, twice as many. With fewer than many
+texts to learn from, only one δ is tried."""
 ENOUGH = 20
 """Effective texts of the model that satisfy the target, by which lookaheads can be judged instead."""
 DELTAS = (0.03, 0.1, 1.0)
@@ -75,7 +76,8 @@ def fit_lookahead(problem: Problem, texts: int, seed: int, progress: bool, secon
         candidates = []
         for size in sizes:
             trained = _train(problem, _sizes_of(blank, size), pilot, seed)
-            candidates += [Lookahead(trained.heads, delta, trained.identity) for delta in DELTAS]
+            deltas = DELTAS if texts >= MANY else DELTAS[1:2]
+            candidates += [Lookahead(trained.heads, delta, trained.identity) for delta in deltas]
             tick(f"heads on {size}", texts // len(sizes))
         best = _choose(problem, candidates, texts, seed)
         return refine_in_rounds(problem, best, texts // 2, seed, tick, deadline)
@@ -96,7 +98,8 @@ def _choose(problem: Problem, candidates: list[Lookahead], texts: int, seed: int
     Where enough fresh texts of the model satisfy the target, by how probable these are as proposals, exp(-KL(π ‖ q)):
     that sees what a candidate hardly ever draws. Where they do not, by the entropy of the weights of its own draws.
     """
-    levels = Rng(seed, min(4 * CHECKED, texts), "lookahead check", problem.device).uniform(problem.length)
+    checked = max(LEAST_CHECKED, min(CHECKED, texts // 8))
+    levels = Rng(seed, 4 * checked, "lookahead check", problem.device).uniform(problem.length)
     plain = draw_all(problem, levels, "a lookahead")
     chance = widened(plain.log_rest - log_bound(problem)).exp().nan_to_num(0.0).clamp(max=1.0)
     if float(chance.sum()) ** 2 > ENOUGH * float((chance**2).sum()):
@@ -111,8 +114,9 @@ def _choose(problem: Problem, candidates: list[Lookahead], texts: int, seed: int
     def judge_draws(lookahead: Lookahead, texts: int) -> float:
         return perplexity_share(lookahead.draw(problem, levels[:texts]).log_weight)
 
-    finalists = sorted(candidates, key=lambda one: judge_draws(one, CHECKED), reverse=True)[:FINALISTS]
-    return max(finalists, key=lambda one: judge_draws(one, 4 * CHECKED))
+    if len(candidates) > FINALISTS:
+        candidates = sorted(candidates, key=lambda one: judge_draws(one, checked), reverse=True)[:FINALISTS]
+    return max(candidates, key=lambda one: judge_draws(one, 2 * checked))
 
 
 def _sizes_of(blank: Lookahead, size: Size) -> dict[str, Size]:

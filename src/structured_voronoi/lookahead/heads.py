@@ -119,7 +119,7 @@ class PatternHead(nn.Module):
         parts = [self._value_after(target, left, level, slope, tokens) for target, tokens in self.usual]
         value = torch.cat(parts, dim=-1).index_select(-1, self.order)
         for present in torch.unique(state).tolist():
-            rows = _padded((state == present).nonzero().squeeze(-1))
+            rows = padded_rows((state == present).nonzero().squeeze(-1))
             slopes = None if slope is None else slope[rows]
             for target, tokens in self.others.get(present, ()):
                 value[rows[:, None], tokens] = self._value_after(target, left, level[rows], slopes, tokens)
@@ -146,7 +146,7 @@ def _tokens_by_state(
     ]
 
 
-def _padded(rows: Int[Tensor, " row"]) -> Int[Tensor, " padded"]:
+def padded_rows(rows: Int[Tensor, " row"]) -> Int[Tensor, " padded"]:
     """Rows with the first one repeated to a multiple of 8, so that no row's numbers depend on how many there are."""
     return torch.cat([rows, rows[:1].expand(-len(rows) % BLOCK)])
 

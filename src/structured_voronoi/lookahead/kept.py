@@ -13,7 +13,7 @@ from structured_voronoi.lookahead.lookahead import Lookahead, identify
 from structured_voronoi.models.folders import cache_folder
 from structured_voronoi.problem.problem import Problem
 
-FITTING = 3
+FITTING = 4
 """Raised when lookaheads are fitted otherwise, so that old ones are not found."""
 
 

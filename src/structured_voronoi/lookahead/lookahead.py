@@ -28,9 +28,16 @@ from structured_voronoi.lookahead.heads import (
     Read,
     Reader,
     Size,
+    padded_rows,
     token_coordinates,
 )
-from structured_voronoi.problem.drawing import check_autoregressive, log_bound, redraw_by, rows_to_redraw
+from structured_voronoi.problem.drawing import (
+    check_autoregressive,
+    log_bound,
+    redraw_by,
+    rows_to_redraw,
+    token_log_probs,
+)
 from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.streams import BLOCK, in_blocks, index_at_level, widened
 
@@ -162,9 +169,18 @@ class Lookahead:
     def weigh(
         self, problem: Problem, states: dict[str, Tensor], n: int, log_probs: Tensor, hidden: Tensor | None
     ) -> Weighed:
-        """What the lookahead makes of every token at position ``n``."""
-        values = self.values(problem, states, n, hidden_features(problem, hidden, len(log_probs)))
-        return self.combine(log_probs, list(values.values()))
+        """What the lookahead makes of every token at position ``n``; nothing of those after the end of a text."""
+        going = _going_rows(problem, log_probs)
+        if not len(going):
+            return Weighed.of(log_probs, widened(torch.ones_like(log_probs)))
+        some = {name: state[going] for name, state in states.items()}
+        features = hidden_features(problem, None if hidden is None else hidden[going], len(going))
+        weighed = self.combine(log_probs[going], list(self.values(problem, some, n, features).values()))
+        value = widened(torch.ones_like(log_probs))
+        value[going] = weighed.value
+        expected = value.new_ones(len(value))
+        expected[going] = weighed.expected
+        return Weighed(log_probs, value, expected)
 
     def values(
         self, problem: Problem, states: dict[str, Tensor], n: int, hidden: Float[Tensor, "row d"]
@@ -321,6 +337,13 @@ def live_positions(problem: Problem, tokens: Int[Tensor, "row n"]) -> Bool[Tenso
     return is_padding.cumsum(-1) - is_padding == 0
 
 
+def _going_rows(problem: Problem, log_probs: Float[Tensor, "row token"]) -> Int[Tensor, " going"]:
+    """The rows whose text is not over, in whole blocks."""
+    if problem.padding is None:
+        return torch.arange(len(log_probs), device=log_probs.device)
+    return padded_rows((log_probs[:, problem.padding] < 0).nonzero().squeeze(-1))
+
+
 def feature_width(problem: Problem) -> int:
     return int(problem.embeddings.shape[1])
 
@@ -334,23 +357,20 @@ def hidden_features(problem: Problem, hidden: Tensor | None, rows: int) -> Float
     return features
 
 
-def _score_probes(problem: Problem) -> dict[str, list[str]]:
-    """What every factor says of a few texts: it tells apart weights and classifiers that have the same name."""
-    tokens = problem.allowed_tokens
+def identify(problem: Problem) -> dict[str, Any]:
+    """What a lookahead depends on, as JSON keeps it; models, weights and classifiers are told apart by what they say
+    of a few texts."""
+    tokens, table = problem.allowed_tokens, problem.embeddings.detach().float()
     rows = torch.stack([tokens[(torch.arange(problem.length) * step + step) % len(tokens)] for step in (1, 7, 31)])
     factors = problem.log_factors(rows) if problem.log_factors is not None else {}
-    return {name: [f"{value:.3g}" for value in scores.tolist()] for name, scores in sorted(factors.items())}
-
-
-def identify(problem: Problem) -> dict[str, Any]:
-    """What a lookahead depends on, as JSON keeps it."""
-    table = problem.embeddings.detach().float()
+    likely = token_log_probs(problem, rows).sum(-1) if problem.is_autoregressive else rows[:0, 0]
     return {
         "vocabulary": len(table),
-        "model": [round(float(value), 4) for value in table[:: max(1, len(table) // 7), 0][:8]],
         "length": problem.length,
         "prompt": str(getattr(problem, "prompt", "")),
+        "system message": str(getattr(problem, "system", "")),
         "stop": [str(stop) for stop in getattr(problem, "stop", ())],
         "factors": sorted(factor_names(problem)),
-        "scores": _score_probes(problem),
+        "model": [f"{value:.3g}" for value in (*table[:: max(1, len(table) // 7), 0][:8], *likely.tolist())],
+        "scores": {name: [f"{value:.3g}" for value in scores.tolist()] for name, scores in sorted(factors.items())},
     }

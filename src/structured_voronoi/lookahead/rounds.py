@@ -133,18 +133,22 @@ def _refine(lookahead: Lookahead, rounds: list[Round], seed: int) -> Lookahead:
         parameters, generator = list(head.reader.parameters()), torch.Generator().manual_seed(seed)
         optimiser = torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=0.0)
         sums = [torch.zeros_like(parameter) for parameter in parameters]
+        places = (outputs >= 0).nonzero()
+        if not len(places):
+            continue
+        chance = chances[places[:, 0].cpu()]
+        drawn = torch.multinomial(chance, STEPS * BATCH, replacement=True, generator=generator).to(tokens.device)
         head.requires_grad_(True)
         with torch.enable_grad():
-            for step in range(STEPS):
-                rows = torch.multinomial(chances, BATCH, replacement=True, generator=generator).to(tokens.device)
-                position = torch.randint(tokens.shape[1], (BATCH,), generator=generator).to(tokens.device)
+            for step, some in enumerate(drawn.view(STEPS, BATCH)):
+                rows, position = places[some].unbind(-1)
                 output, label = outputs[rows, position], labels[rows, position]
                 logits = head.reader.at_token(features[rows, position], position, tokens[rows, position])
-                logit = logits.gather(-1, output.clamp(min=0)[:, None]).squeeze(-1)
+                logit = logits.gather(-1, output[:, None]).squeeze(-1)
                 loss = nn.functional.binary_cross_entropy_with_logits(logit, label, reduction="none")
                 relative = loss / (logit.detach().sigmoid() + label).clamp(min=LEAST_VALUE)
                 optimiser.zero_grad(set_to_none=True)
-                torch.autograd.backward((relative * (output >= 0)).mean())
+                torch.autograd.backward(relative.mean())
                 nn.utils.clip_grad_norm_(parameters, 1.0)
                 optimiser.step()
                 if step >= STEPS // 2:

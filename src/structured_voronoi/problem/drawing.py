@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from time import process_time
 
 import torch
 from jaxtyping import Float, Int
@@ -19,8 +20,9 @@ NORMALISED_TOLERANCE = 0.05
 """By how much rounding may let log p of texts differ from the sum of their tokens' log-probabilities."""
 RESTART = 40
 """Redraws after which a chain without a start begins anew."""
-ENDLESS, LEAST_ENDED = 200, 0.01
-"""Texts that must end, and of which hardly any did, after which it is time to give up; the share that is hardly any."""
+ENDLESS, LEAST_ENDED, PATIENCE = 200, 0.01, 30.0
+"""Texts that must end, and of which hardly any did, after which it is time to give up; the share that is hardly any;
+and the seconds that are spent before."""
 
 
 def check_autoregressive(problem: Problem, who: str) -> None:
@@ -304,9 +306,14 @@ def count_ended(problem: Problem, tokens: Int[Tensor, "row n"]) -> int:
     return len(tokens) if problem.ended is None else int(problem.ended(tokens).sum())
 
 
-def refuse_endless(problem: Problem, tries: int, ended: int) -> None:
-    """Give up on texts that must end, but hardly ever do."""
-    if tries >= ENDLESS and ended < LEAST_ENDED * tries:
+def seconds_of_work() -> float:
+    """Seconds that this process has computed, not those that it waited for others."""
+    return process_time() / torch.get_num_threads()
+
+
+def refuse_endless(problem: Problem, tries: int, ended: int, began: float) -> None:
+    """Give up on texts that must end, but hardly ever do; not before some seconds, as many tries may be cheap."""
+    if tries >= ENDLESS and ended < LEAST_ENDED * tries and seconds_of_work() - began > PATIENCE:
         raise NoStartError(
             f"{ended} of {tries} texts ended within {problem.length} tokens; raise the length (--length on the command "
             "line), give a stop string, or take texts that need not end (--ends never)"
@@ -315,10 +322,10 @@ def refuse_endless(problem: Problem, tries: int, ended: int) -> None:
 
 def _refuse_endless_model(problem: Problem, rng: Rng, tokens: Int[Tensor, "row n"]) -> None:
     """Give up before more is tried in vain, if none of these texts has ended and neither do others."""
-    tries, ended = len(tokens), count_ended(problem, tokens)
+    tries, ended, began = len(tokens), count_ended(problem, tokens), seconds_of_work()
     while not ended:
         tries, ended = tries + len(rng), count_ended(problem, ancestral_draw(problem, rng).tokens)
-        refuse_endless(problem, tries, ended)
+        refuse_endless(problem, tries, ended, began)
 
 
 def _check_start_word(problem: Problem, start: Start, chains: int) -> None:

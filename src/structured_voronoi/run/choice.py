@@ -42,8 +42,9 @@ LOOKAHEAD_TEXTS, LOOKAHEAD_SEED = 2048, 0
 """Of the pilot that a lookahead learns from; its seed is not the run's, so that runs with other seeds find it kept."""
 TRAINING_SECONDS = 15.0
 """Of a lookahead, besides its texts; a rough guess, to see whether rejection would be done sooner."""
-CHECKED, WAVE = 128, 64
-"""Of the pilot: tries of rejection, or draws of a lookahead, and how many of them are drawn and timed at a time."""
+CHECKED, WAVE, LEAST_SECONDS = 128, 32, 10.0
+"""Of the pilot: tries of rejection, or draws of a lookahead, how many of them are drawn and timed at a time, and the
+seconds after which fewer must do."""
 ENOUGH, PART = 4.0, 0.25
 """Accepted tries that suffice; fewer are waited for as long as tries take this part of fitting a lookahead."""
 PILOT_CHAINS, PILOT_STEPS = 8, 2
@@ -159,7 +160,7 @@ def _refuse_endless_texts(problem: Problem, seed: int) -> None:
     """Say so, if the reason is that texts hardly ever end."""
     if problem.ended is not None:
         texts = ancestral_draw(problem, Rng(seed, ENDLESS, "choice", problem.device)).tokens
-        refuse_endless(problem, ENDLESS, count_ended(problem, texts))
+        refuse_endless(problem, ENDLESS, count_ended(problem, texts), -math.inf)
 
 
 def _offer_of_guided(guide: Guide, warmup: int | None, thin: int, kept: bool) -> Offer:
@@ -231,9 +232,11 @@ def _make_guide(problem: Problem, seed: int, progress: bool) -> Guide:
     def weigh(rng: Rng) -> Tensor:
         return lookahead.draw(problem, rng.uniform(problem.length)).log_weight - bound
 
-    draws = _draw_in_waves(problem, weigh, range(CHECKED), seed)
-    if draws.effective < UNSURE:
-        draws = draws.joined(_draw_in_waves(problem, weigh, range(CHECKED, MOST_CHECKED), seed))
+    draws = _draw_in_waves(problem, weigh, range(WAVE), seed)
+    while draws.texts * draws.seconds < LEAST_SECONDS and (
+        draws.texts < CHECKED or (draws.effective < UNSURE and draws.texts < MOST_CHECKED)
+    ):
+        draws = draws.joined(_draw_in_waves(problem, weigh, range(draws.texts, 2 * draws.texts), seed))
     return Guide(lookahead, fitting, draws)
 
 
@@ -243,12 +246,11 @@ def _draw_tries(problem: Problem, seed: int, may_fit: bool) -> Draws:
     def weigh(rng: Rng) -> Tensor:
         return Rejection().tries(problem, rng, torch.zeros_like(rng.chains)).log_chance
 
-    tries = _draw_in_waves(problem, weigh, range(CHECKED), seed)
-    while (
+    tries = _draw_in_waves(problem, weigh, range(WAVE), seed)
+    while (tries.texts < CHECKED and tries.texts * tries.seconds < LEAST_SECONDS) or (
         may_fit and tries.mean * tries.texts < ENOUGH and tries.texts * tries.seconds < PART * _fitting_seconds(tries)
     ):
-        more = _draw_in_waves(problem, weigh, range(tries.texts, 2 * tries.texts), seed)
-        tries = tries.joined(more)
+        tries = tries.joined(_draw_in_waves(problem, weigh, range(tries.texts, 2 * tries.texts), seed))
     return tries
 
 

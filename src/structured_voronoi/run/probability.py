@@ -87,6 +87,8 @@ class Probability:
             return f"none of {self.evaluations:,} proposals satisfied the controls: fit the lookahead on more texts"
         effective = self.effective_share * self.evaluations
         said = f"{effective:.0f} effective texts, largest weight {self.largest_share:.1%}, Pareto k̂ {self.pareto_k:.2f}"
+        if self.ending is not None:
+            said += f", {self.ending.mean:.2g} of the model's texts end in time"
         return f"{said}: {'to be trusted' if self.trusted else 'not to be trusted; draw more texts'}"
 
     @property
@@ -185,7 +187,8 @@ def _given_the_end(problem: Problem, found: Probability, texts: int, seed: int, 
             rng = Rng(seed, range(begin, min(begin + AT_A_TIME, texts)), "ending", problem.device)
             ended += count_ended(problem, ancestral_draw(problem, rng).tokens)
             tick("", len(rng))
-    refuse_endless(problem, texts, ended)
+    if not ended:
+        refuse_endless(problem, texts, ended, -math.inf)
     share = wilson(ended, texts)
     relative = math.hypot(found.relative_error, math.sqrt((1 - share.mean) / ended))
     log_value = found.log10_value * math.log(10) - math.log(share.mean)
@@ -197,6 +200,7 @@ def _given_the_end(problem: Problem, found: Probability, texts: int, seed: int, 
         high=min(1.0, high),
         log10_value=min(0.0, log_value / math.log(10)),
         relative_error=relative,
+        trusted=found.trusted and ended >= LEAST_EFFECTIVE,
         ending=share,
         plain=texts,
     )

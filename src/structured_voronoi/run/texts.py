@@ -13,7 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from structured_voronoi.contracts import Chains, Info, Start, blank_info, is_independent, merge_infos
-from structured_voronoi.problem.drawing import ancestral_draw, refuse_endless, rows_to_redraw
+from structured_voronoi.problem.drawing import ancestral_draw, refuse_endless, rows_to_redraw, seconds_of_work
 from structured_voronoi.problem.problem import bind
 from structured_voronoi.progress import progress_bar
 from structured_voronoi.run.presets import Plan
@@ -114,6 +114,7 @@ def _draw_together(models: Sequence[LanguageModel], chains: Sequence[int], seed:
     rng, rows = Rng(seed, chains, device=models[0].device), torch.arange(len(models), device=models[0].device)
     tokens = rows.new_zeros(len(models), models[0].length)
     energy, tries = widened(torch.full_like(rows, torch.inf, dtype=torch.float32)), torch.zeros_like(rows)
+    began = seconds_of_work()
     while len(rows):
         asked = rng.select(rows)
         batch = [models[row] for row in rows.tolist()]
@@ -124,7 +125,7 @@ def _draw_together(models: Sequence[LanguageModel], chains: Sequence[int], seed:
         tokens[rows], energy[rows] = drawn.tokens, -(widened(drawn.log_probs).sum(-1) + widened(drawn.log_rest))
         tries[rows] += 1
         rows = (~energy.isfinite()).nonzero().squeeze(-1)
-        refuse_endless(problem, int(tries.sum()), len(models) - len(rows))
+        refuse_endless(problem, int(tries.sum()), len(models) - len(rows), began)
     info = blank_info(energy)._replace(evaluations=tries, events=torch.ones_like(tries))
     texts = [
         _make_texts(model, [chain], tokens[i : i + 1], blank_info(energy[i : i + 1]))[0]
@@ -209,7 +210,7 @@ def closing_line(batches: list[Batch], plan: Plan, model: LanguageModel) -> str:
     )
     if redraws:
         parts.append(f"{refreshed / redraws:.0%} of redraws accepted")
-    parts.append(f"{evaluations:.0f} evaluation{'s' if evaluations > 1 else ''} a text")
+    parts.append("one evaluation a text" if evaluations == 1 else f"{evaluations:.3g} evaluations a text")
     if lost:
         parts.append(f"{lost} proposals were impossible (no finite energy) and refused")
     return "; ".join(parts) + ("." if plan.is_exact else ". This sampler is not exact.")

@@ -26,6 +26,7 @@ from structured_voronoi.problem.drawing import (
     log_acceptance,
     log_bound,
     refuse_endless,
+    seconds_of_work,
 )
 from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.streams import Rng, widened, widest_dtype
@@ -67,7 +68,7 @@ class Rejection:
         tokens, pending = state.tokens.clone(), torch.arange(chains, device=rng.device)
         tried, lost = torch.zeros_like(pending), torch.zeros_like(pending)
         energy = torch.full((chains,), math.inf, dtype=widest_dtype(rng.device), device=rng.device)
-        best, drawn_in_all, ended = -energy, 0, 0
+        best, drawn_in_all, ended, began = -energy, 0, 0, seconds_of_work()
         while len(pending):
             active, later = pending[: self.wave], pending[self.wave :]
             tries_each = self._tries_each(len(active), int(tried.sum()), chains - len(pending))
@@ -77,7 +78,7 @@ class Rejection:
             row_rng = type(rng)(rng.seed, rows.tolist(), stream, rng.device)
             drawn = self.tries(problem, row_rng, (tried[active][:, None] + offsets).flatten())
             drawn_in_all, ended = drawn_in_all + len(drawn.tokens), ended + count_ended(problem, drawn.tokens)
-            refuse_endless(problem, drawn_in_all, ended)
+            refuse_endless(problem, drawn_in_all, ended, began)
             drawn = Tries(*(part.reshape(len(active), tries_each, *part.shape[1:]) for part in drawn))
             done, first = drawn.accepted.any(-1), drawn.accepted.long().argmax(-1)  # in the order of the chain's stream
             count = torch.where(done, first + 1, tries_each)
