@@ -31,6 +31,7 @@ def test_python_examples_run(page: str) -> None:
 def test_the_commands_of_the_model_page_run(tmp_path: Path) -> None:
     texts = [one.text for one in descriptions(60, seed=0)]
     (tmp_path / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
+    (tmp_path / "prompts.txt").write_text("Near the old bridge\nThe Golden Lantern is\n", encoding="utf-8")
     page = (ROOT / "docs" / "how-to-model.md").read_text(encoding="utf-8")
     commands = re.findall(r"^\$ (svs .*)$", page, flags=re.MULTILINE)
     assert len(commands) == 8
