@@ -99,8 +99,8 @@ def _markdown(results: dict[str, Any], stem: str, settings: Settings) -> str:
             f"the {dev['count']} sentences of dev.tsv is {dev['accuracy']:.4f}. Perplexity is of the drawn tokens "
             "under the sampled model; Dist-n is over all texts of a method. Settings were searched on the first prompt "
             f"alone, the weight γ of exact methods among {', '.join(map(str, settings.comparison.weights))}. The pilot "
-            f"of guided sampling, {settings.comparison.pilot} texts after the first prompt, serves after all and is not "
-            "in its seconds. The paper's numbers are of GPT-2 and its own prompts."
+            f"of guided sampling, {settings.comparison.pilot} texts after the first prompt, serves after all and is "
+            "not in its seconds. The paper's numbers are of GPT-2 and its own prompts."
         )
     shown = sections(results, "sentiment", stem, settings.comparison, settings.text.length)
     return "\n\n".join(["# Sentiment control", about, *shown])
