@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 import structured_voronoi as sv
 from structured_voronoi.metrics.classification import classification_report
+from structured_voronoi.models.encoder_judge import EncoderJudge, EncoderRecipe, load_judge
 from structured_voronoi.models.judge import Judge
 from structured_voronoi.models.prefix_classifier import (
     PrefixClassifier,
@@ -58,3 +62,50 @@ def test_the_prefix_classifier_reads_prefixes(tmp_path: Path) -> None:
     with pytest.raises(sv.SamplingError, match="no label 'lo'; did you mean 'low'"):
         model.log_prob(texts, "lo")
     sv.Fudge(predictor)
+
+
+MOODS = {"glad": ("lovely", "fine", "great"), "sad": ("dull", "poor", "bad")}
+THINGS = ("film", "meal", "song", "house", "walk", "letter")
+
+
+def tiny_encoder(folder: Path) -> Path:
+    """A BERT with random weights that knows a few words."""
+    words = ["[PAD]", "[UNK]", "a", "and", *THINGS, *MOODS["glad"], *MOODS["sad"]]
+    inner = Tokenizer(models.WordLevel({word: place for place, word in enumerate(words)}, "[UNK]"))
+    inner.normalizer, inner.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="[PAD]", unk_token="[UNK]")
+    config = transformers.BertConfig(
+        vocab_size=len(words), hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=64, initializer_range=0.2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.BertModel(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_an_encoder_becomes_a_judge(tmp_path: Path) -> None:
+    recipe = EncoderRecipe(str(tiny_encoder(tmp_path / "encoder")), epochs=20.0, learning_rate=5e-3, longest=16)
+    pairs = [
+        (f"A {word} {thing} and a {other}", mood)
+        for mood, of_mood in MOODS.items()
+        for word, thing, other in product(of_mood, THINGS, THINGS)
+    ]
+    (texts, labels), (others, truth) = (zip(*part, strict=True) for part in (pairs[::2], pairs[1::2]))
+    texts, labels, others = list(texts), list(labels), list(others)
+    steps: list[int] = []
+    judge = EncoderJudge.train(texts, labels, recipe, lambda note, count: steps.append(count))
+    assert sum(steps) == recipe.steps(len(texts))
+    assert classification_report(truth, judge.predict(others), judge.labels)["accuracy"] > 0.95
+    judge.save(tmp_path / "judge")
+    again = load_judge(tmp_path / "judge")
+    assert isinstance(again, EncoderJudge)
+    assert again.predict([*others, "", "DULL " * 100]) == judge.predict([*others, "", "dull " * 100])
+    assert (again.predict([]), again.parameters) == ([], judge.parameters)
+    control = sv.controls.TextClassifier.load(tmp_path / "judge", "sad")
+    scores = control.log_prob(torch.zeros(len(others), 1, dtype=torch.int64), others).exp()
+    assert [guess == "sad" for guess in judge.predict(others)] == (scores > 0.5).tolist()
+    with pytest.raises(sv.SamplingError, match="2 texts with 1 labels"):
+        EncoderJudge.train(["a", "b"], ["x"], recipe, lambda note, count: None)
+    with pytest.raises(sv.SamplingError, match="cannot be loaded"):
+        load_judge(tmp_path)

@@ -73,6 +73,7 @@ def test_ls_lists_what_exists() -> None:
         (["reproduce", "toy", "--data", "builtin"], "--data does not go with toy"),
         (["reproduce", "topic"], "topic needs texts with labels; give --data FOLDER with trainset.csv"),
         (["reproduce", "topic", "--data", "nowhere"], "nowhere does not exist"),
+        (["reproduce", "toy", "--model", "bundled"], "--model does not go with toy; it is for topic, sentiment"),
         (["verify", "--chains", "3"], "--chains 3"),
         (["verify", "--seed", "-1"], "seed -1"),
         (["reproduce", "toy", "--seed", "-1"], "--seed -1"),

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from exact.test_judges import tiny_encoder
 from structured_voronoi.experiments.control import combined, sentiment, topic
+from structured_voronoi.experiments.control.foods import train_food_guide
 from structured_voronoi.experiments.control.methods import ComparisonSettings
+from structured_voronoi.experiments.control.pretrained import PretrainedSettings
 from structured_voronoi.experiments.control.task import ClassifierRecipes
 from structured_voronoi.experiments.exactness import truth
 from structured_voronoi.experiments.text import efficiency, lm, mixing
 from structured_voronoi.experiments.text.models import TextSettings
 from structured_voronoi.models.classifiers import ClassifierRecipe
+from structured_voronoi.models.encoder_judge import EncoderRecipe
+from structured_voronoi.models.loading import BUNDLED
 from structured_voronoi.models.prefix_classifier import PrefixRecipe
 from structured_voronoi.models.restaurants import descriptions
 from structured_voronoi.models.training import Recipe
@@ -157,11 +164,16 @@ def test_combined_on_the_bundled_model(tmp_path: Path) -> None:
     assert all(row["evaluations"] >= 1 for row in rows if row["sampler"] == "guided")
 
 
-def test_sentiment(tmp_path: Path, cache: Path) -> None:
+def write_phrases(folder: Path) -> None:
+    """Texts in the form of the SST-2 files: 1 where families are welcome."""
     for (_, seed, count), name in zip(SPLITS, ("train", "dev", "test"), strict=True):
         labelled = [one for one in descriptions(count, seed) if "family" in one.labels]
         lines = [f"{one.text}\t{int(one.labels['family'] == 'yes')}" for one in labelled]
-        (tmp_path / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *lines]), encoding="utf-8")
+        (folder / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *lines]), encoding="utf-8")
+
+
+def test_sentiment(tmp_path: Path, cache: Path) -> None:
+    write_phrases(tmp_path)
     settings = sentiment.Settings(
         runs=2,
         data=str(tmp_path),
@@ -174,6 +186,63 @@ def test_sentiment(tmp_path: Path, cache: Path) -> None:
     files = sentiment.run(settings, tmp_path)
     assert {file.name for file in files} == {f"sentiment{end}" for end in (".json", ".md", ".png", "_axes.png")}
     assert [row["count"] for row in read_report(tmp_path, "sentiment")["rows"]] == [2, 2, 2]
+
+
+def test_sentiment_on_a_pretrained_model(tmp_path: Path, cache: Path) -> None:
+    """Texts continue prompts, an encoder judges, and nothing is drawn a second time."""
+    write_phrases(tmp_path)
+    settings = sentiment.Settings(
+        runs=5,
+        data=str(tmp_path),
+        model="bundled",
+        progress=False,
+        workers=1,
+        text=TEXT,
+        pretrained=PretrainedSettings(
+            replace(CLASSIFIERS, probe=None), compare("ancestral", "svs+refresh", "guided", "rejection")
+        ),
+        prompts=("The", "Near the river", "This"),
+        least_texts=1,
+        encoder=EncoderRecipe(str(tiny_encoder(tmp_path / "encoder")), epochs=0.2),
+    )
+    files = sentiment.run(settings, tmp_path)
+    assert {file.name for file in files} == {f"sentiment_bundled{end}" for end in (".json", ".md", ".png", "_axes.png")}
+    report = read_report(tmp_path, "sentiment_bundled")
+    assert [row["count"] for row in report["rows"]] == [6, 6, 6, 6]  # 5 texts over 3 prompts
+    assert all(row["example"].startswith("The") for row in report["rows"])
+    assert set(report["classifiers"]) == {"guide", "prefix", "judge"}
+    assert 0 <= report["judge_on_dev"]["accuracy"] <= 1
+    assert "(sentiment_bundled.png)" in (tmp_path / "sentiment_bundled.md").read_text(encoding="utf-8")
+    (folder,) = cache.glob("sentiment-bundled-*")
+    shutil.rmtree(folder / "sentiment")  # without its guide nothing can be drawn any more
+    sentiment.run(settings, tmp_path)
+    assert read_report(tmp_path, "sentiment_bundled") == report
+
+
+def test_topic_on_a_model_of_ones_own(tmp_path: Path, reviews: Path, cache: Path) -> None:
+    """Other weights in the same folder are another model, with draws of its own."""
+    model = Path(shutil.copytree(BUNDLED, tmp_path / "mine"))
+    settings = topic.Settings(
+        data=str(reviews),
+        model=str(model),
+        progress=False,
+        workers=1,
+        text=TEXT,
+        pretrained=PretrainedSettings(replace(CLASSIFIERS, probe=None), compare("ancestral", "guided", "rejection")),
+        foods=("Italian", "French"),
+        grid_foods=("Italian",),
+        texts=2,
+        weight=0.1,
+        strong_weight=0.2,
+    )
+    topic.run(settings, tmp_path)
+    report = read_report(tmp_path, "topic_mine")
+    assert [truth["methods"] for truth in report["truth"]] == [["guided", "rejection"]] * 2
+    assert [truth["count"] for truth in report["truth"]] == [4, 4]  # 2 texts a food, not 100
+    (folder,) = cache.glob("topic-mine-*")
+    os.utime(model / "model.safetensors", (1.0, 1.0))
+    guide = train_food_guide(str(reviews), str(model), settings.pretrained.classifiers, TEXT.length, progress=False)
+    assert Path(guide).parent != folder
 
 
 def test_topic_goes_on_where_it_was(tmp_path: Path, reviews: Path, cache: Path) -> None:
@@ -200,7 +269,6 @@ def test_topic_goes_on_where_it_was(tmp_path: Path, reviews: Path, cache: Path) 
     assert "0.92, 13.90" in (tmp_path / "topic.md").read_text(encoding="utf-8")  # the paper's SVS
 
     (folder,) = cache.glob("topic-*")
-    shutil.rmtree(folder / "topic")  # without its guide and its judge nothing can be drawn any more
-    shutil.rmtree(folder / "judge")
+    shutil.rmtree(folder / "topic")  # without its guide nothing can be drawn any more
     topic.run(settings, tmp_path)
     assert read_report(tmp_path, "topic") == report

@@ -14,6 +14,7 @@ from structured_voronoi.errors import SamplingError, check_seed, did_you_mean
 from structured_voronoi.experiments import EXPERIMENTS, Experiment
 
 WITH_DATA = ", ".join(name for name, experiment in EXPERIMENTS.items() if experiment.takes_data)
+WITH_MODEL = ", ".join(name for name, experiment in EXPERIMENTS.items() if experiment.takes_model)
 
 
 def reproduce(
@@ -29,11 +30,15 @@ def reproduce(
         str | None,
         Parameter(help=f"{WITH_DATA}: train a language model on these texts first (kept in the cache)."),
     ] = None,
+    model: Annotated[
+        str | None, Parameter(help=f"{WITH_MODEL}: use this language model, as `svs sample` takes it, and train none.")
+    ] = None,
 ) -> int:
     """Reproduce a table or figure: writes NAME.json, NAME.md and NAME*.png.
 
     Examples: svs reproduce toy --out results
               svs reproduce lm --data path/to/e2e
+              svs reproduce sentiment --model smollm2 --data path/to/sst2
     """
     if name != "all" and name not in EXPERIMENTS:
         raise SamplingError(f"unknown experiment {name!r}; {did_you_mean(name, [*EXPERIMENTS, 'all'])}")
@@ -45,11 +50,14 @@ def reproduce(
     chosen = {name: EXPERIMENTS[name]} if name != "all" else _select_runnable(data)
     if name != "all":
         _check_data(name, EXPERIMENTS[name], data)
+    if model is not None and (name == "all" or not EXPERIMENTS[name].takes_model):
+        raise SamplingError(f"--model does not go with {name}; it is for {WITH_MODEL}")
 
     from structured_voronoi.models.folders import writable_folder
 
     folder = writable_folder(out, list(chosen))
-    changes: dict[str, Any] = {key: value for key, value in (("runs", runs), ("seed", seed)) if value is not None}
+    given = (("runs", runs), ("seed", seed), ("model", model))
+    changes: dict[str, Any] = {key: value for key, value in given if value is not None}
     for experiment in chosen.values():
         module = importlib.import_module(f"structured_voronoi.experiments.{experiment.module}")
         data_setting = {"data": data} if data is not None and _data_fits(experiment, data) else {}

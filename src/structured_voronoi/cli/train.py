@@ -19,27 +19,58 @@ def train_lm(
         str, Parameter(help="`builtin`, a folder with trainset.csv and devset.csv, a .csv, or a text file.")
     ],
     out: Annotated[Path, Parameter(help="Folder for the model, as Hugging Face reads it.")],
+    base: Annotated[
+        str | None, Parameter(help="Fine-tune the last layers of this model instead; as --model of `svs sample`.")
+    ] = None,
     epochs: Annotated[float, Parameter(help="Passes over the texts.")] = 1.0,
+    minutes: Annotated[
+        float | None, Parameter(help="With --base: train for so long at most; 40 if left out.", show_default=False)
+    ] = None,
     seed: Seed = 0,
     half: Annotated[bool, Parameter(help="Store float16 weights.")] = False,
 ) -> int:
-    """Train a small GPT-2 with a tokenizer of its own; run the same command again to go on after a stop.
+    """Train a small GPT-2 with a tokenizer of its own, or fine-tune a model; run the same command again to go on.
 
     Example: svs train lm --data builtin --out my-model
-    """
-    from structured_voronoi.models.corpora import load_corpus
-    from structured_voronoi.models.folders import writable_folder
-    from structured_voronoi.models.training import Recipe, train_language_model
-    from structured_voronoi.progress import progress_bar
 
+    Example: svs train lm --base smollm2 --data reviews.txt --out my-model
+    """
     check_seed(seed)
     if not 0 < epochs < 1000:
         raise SamplingError(f"--epochs {epochs}: choose a positive number, 1 for example")
-    corpus, recipe = load_corpus(data), Recipe(epochs=epochs, seed=seed)
-    folder = writable_folder(out)
-    with progress_bar(recipe.steps(len(corpus.train)), show=True, label="training") as tick:
-        report = train_language_model(corpus, folder, recipe, tick, half)
-    print(f"{folder}: held-out perplexity {report['held_out_perplexity']:.2f} a token ({report['texts']:,} texts)")
+    if minutes is not None and base is None:
+        raise SamplingError(
+            f"--minutes {minutes:g} is for fine-tuning; add --base smollm2 for example, or leave it out"
+        )
+    if minutes is not None and not 0 < minutes < 100_000:
+        raise SamplingError(f"--minutes {minutes:g}: choose a positive number, 40 for example")
+
+    from structured_voronoi.models.corpora import load_corpus
+    from structured_voronoi.models.folders import writable_folder
+    from structured_voronoi.progress import progress_bar
+
+    corpus, folder = load_corpus(data), writable_folder(out)
+    if base is None:
+        from structured_voronoi.models.training import Recipe, train_language_model
+
+        recipe = Recipe(epochs=epochs, seed=seed)
+        with progress_bar(recipe.steps(len(corpus.train)), show=True, label="training") as tick:
+            report = train_language_model(corpus, folder, recipe, tick, half)
+        print(f"{folder}: held-out perplexity {report['held_out_perplexity']:.2f} a token ({report['texts']:,} texts)")
+        return 0
+
+    from structured_voronoi.models.fine_tuning import TICKS, FineTuning, fine_tune
+
+    plan = (
+        FineTuning(base, epochs=epochs, seed=seed) if minutes is None else FineTuning(base, minutes, epochs, seed=seed)
+    )
+    with progress_bar(TICKS, show=True, label="fine-tuning") as tick:
+        report = fine_tune(corpus, folder, plan, tick, half)
+    print(
+        f"{folder}: held-out loss {report['held_out_loss_before']:.3f} → {report['held_out_loss']:.3f} nats a token, "
+        f"perplexity {report['held_out_perplexity']:.2f} ({report['texts']:,} texts in {report['minutes_taken']:.0f} "
+        "minutes)"
+    )
     return 0
 
 

@@ -18,6 +18,8 @@ class Experiment(NamedTuple):
     data_file: str | None = None
     """What the user's folder must hold."""
     needs_data: bool = False
+    takes_model: bool = False
+    """Can it run on a pretrained language model instead?"""
 
 
 EXPERIMENTS = {
@@ -41,13 +43,15 @@ EXPERIMENTS = {
         takes_data=True,
         data_file="trainset.csv",
         needs_data=True,
+        takes_model=True,
     ),
     "sentiment": Experiment(
         "control.sentiment",
-        "positive phrases (SST-2) by every method: a smoke test on a small model; needs --data",
+        "positive texts (SST-2) by every method, best with --model smollm2; needs --data",
         takes_data=True,
         data_file="train.tsv",
         needs_data=True,
+        takes_model=True,
     ),
     "combined": Experiment(
         "control.combined",

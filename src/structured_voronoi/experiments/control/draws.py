@@ -1,6 +1,6 @@
-"""Texts of one method for one target of controlled generation: drawn, judged, and kept in a file.
+"""Texts of one method for one target of controlled generation: drawn, kept in a file, and judged.
 
-What is drawn is saved at once, so that a run that was stopped goes on where it was.
+What is drawn is saved at once: a run that was stopped goes on where it was, and another judge needs no new draws.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache, partial, reduce
+from functools import cache, lru_cache, partial, reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +19,9 @@ from torch import Tensor
 
 from structured_voronoi.contracts import Info, Sampler, Start, Target, is_independent, merge_infos
 from structured_voronoi.controls.classifier import Classifier
-from structured_voronoi.experiments.control.guiding import fit_guided
-from structured_voronoi.models.judge import Judge
+from structured_voronoi.experiments.control.guiding import measure_guided
+from structured_voronoi.lookahead.lookahead import Lookahead
+from structured_voronoi.models.encoder_judge import load_judge
 from structured_voronoi.models.prefix_classifier import PrefixClassifier
 from structured_voronoi.run.presets import text_sampler
 from structured_voronoi.run.sampling import start_chains
@@ -70,6 +71,9 @@ class DrawTask:
     seed: int = 0
     pilot: int = 2048
     """Texts that the lookahead of guided sampling learns from; its seconds are not those of the chains."""
+    prompt: str = ""
+    pilot_prompt: str = ""
+    """The prompt after which that lookahead is fitted; it serves after the others too, where its share is measured."""
 
 
 Draws = dict[str, Any]
@@ -86,21 +90,26 @@ def draw_all(
 
 
 def draw_texts(task: DrawTask, folders: TaskFolders) -> Draws:
-    """The draws of one task: from their file, or drawn now."""
+    """The draws of one task, from their file or drawn now, and what the judge says of them."""
+    draws = _kept_draws(task, folders)
+    return {**draws, "judged": _judge(Path(folders.judge)).predict(draws["texts"])}
+
+
+def _kept_draws(task: DrawTask, folders: TaskFolders) -> Draws:
     sampler = _make_sampler(task, folders)
     path = Path(folders.draws) / _file_name(task, sampler)
     if path.exists():
         kept: Draws = json.loads(path.read_text(encoding="utf-8"))
         return kept
-    model, weight = _language_model(folders.model, task.length), task.setting.weight
-    target = Controlled(model, {Classifier.load(folders.guide, task.target): weight})
+    target, weight = _controlled(task, folders, task.prompt), task.setting.weight
+    model = target.model
     begun, pilot, share = time.process_time(), 0.0, None
     if task.method == "guided":
-        sampler, enough, share = fit_guided(target, task.pilot, task.seed)
+        lookahead = _fit_lookahead(replace(task, prompt="", count=0), folders)
+        sampler, enough, share = measure_guided(lookahead, target, task.pilot, task.seed)
         task, pilot, begun = replace(task, steps=enough), time.process_time() - begun, time.process_time()
     tokens, info, steps = _run(model if task.method == "ancestral" else target, sampler, task)
     seconds = time.process_time() - begun
-    texts = [model.decode(row) for row in tokens]
     (guide,) = target.control_log_probs(tokens).values()
     log_prob = model.log_prob(tokens)
     asked = info.events if task.method == "fudge" else info.evaluations
@@ -108,12 +117,11 @@ def draw_texts(task: DrawTask, folders: TaskFolders) -> Draws:
         "method": task.method,
         "target": task.target,
         **asdict(task.setting),
-        "texts": texts,
+        "texts": [task.prompt + model.decode(row) for row in tokens],
         "tokens": tokens.tolist(),
         "log_prob": log_prob.tolist(),
         "energy": (-log_prob - weight * guide).tolist(),
         "guide": guide.exp().tolist(),
-        "judged": Judge.load(Path(folders.judge)).predict(texts),
         "evaluations": float(info.evaluations.double().mean()),
         "control_evaluations": 0.0 if task.method == "ancestral" else float(asked.double().mean()),
         "steps_taken": steps,
@@ -129,13 +137,30 @@ def draw_texts(task: DrawTask, folders: TaskFolders) -> Draws:
 
 
 def _file_name(task: DrawTask, sampler: Sampler) -> str:
-    key = json.dumps([asdict(task), repr(sampler)], sort_keys=True)
+    settings = asdict(task)
+    prompts = [settings.pop(name) for name in ("prompt", "pilot_prompt")]
+    key = json.dumps([settings, repr(sampler), *(prompts if task.prompt else [])], sort_keys=True)
     return f"{task.method}-{task.target}-{hashlib.sha256(key.encode()).hexdigest()[:10]}.json"
 
 
 @cache
 def _language_model(folder: str, length: int) -> LanguageModel:
     return LanguageModel.load(folder, length=length)
+
+
+def _controlled(task: DrawTask, folders: TaskFolders, prompt: str) -> Controlled:
+    model = _language_model(folders.model, task.length)
+    guide = Classifier.load(folders.guide, task.target)
+    return Controlled(model.with_prompt(prompt) if prompt else model, {guide: task.setting.weight})
+
+
+@lru_cache(maxsize=1)
+def _fit_lookahead(task: DrawTask, folders: TaskFolders) -> Lookahead:
+    """Fitted once for all prompts of a task."""
+    return Lookahead.fit(_controlled(task, folders, task.pilot_prompt), task.pilot, task.seed, progress=False)
+
+
+_judge = cache(load_judge)
 
 
 def _make_sampler(task: DrawTask, folders: TaskFolders) -> Sampler:

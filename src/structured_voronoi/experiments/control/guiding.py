@@ -21,7 +21,11 @@ class FittedGuided(NamedTuple):
 
 def fit_guided(target: Controlled, texts: int, seed: int) -> FittedGuided:
     """With a lookahead that learnt from so many texts, and was measured on half as many."""
-    lookahead = Lookahead.fit(target, texts, seed, progress=False)
+    return measure_guided(Lookahead.fit(target, texts, seed, progress=False), target, texts, seed)
+
+
+def measure_guided(lookahead: Lookahead, target: Controlled, texts: int, seed: int) -> FittedGuided:
+    """With a lookahead, of this target or of one like it, that is measured on half as many texts."""
     share = probability(target, max(64, texts // 2), seed, lookahead, progress=False).effective_share
     tries, choices = guided_moves(share)
     return FittedGuided(Guided(lookahead, tries), choices - 1, share)

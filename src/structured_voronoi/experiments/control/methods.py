@@ -32,6 +32,8 @@ class ComparisonSettings:
     """γ of rejection, guided and SVS with open walls, in the grid search."""
     pilot: int = 2048
     """Texts that a lookahead of guided sampling learns from."""
+    prompts: tuple[str, ...] = ("",)
+    """Beginnings, each of them for all texts of a batch; the grid search takes the first."""
 
 
 def compare_methods(
@@ -43,7 +45,10 @@ def compare_methods(
     seed: int,
     settings: ComparisonSettings,
 ) -> dict[str, Any]:
-    """What a report of controlled generation is made of: the grids, and every method's numbers on every target."""
+    """What a report of controlled generation is made of: the grids, and every method's numbers on every target.
+
+    A method draws ``count`` texts of a target for each prompt.
+    """
     grids = search_grids(draw, grid_targets, length, seed + 100, settings)
     tasks = [
         DrawTask(
@@ -55,11 +60,15 @@ def compare_methods(
             seconds=settings.seconds,
             seed=seed,
             pilot=settings.pilot,
+            prompt=prompt,
+            pilot_prompt=settings.prompts[0],
         )
         for method in settings.methods
         for target in targets
+        for prompt in settings.prompts
     ]
-    rows = [_summarise(draws, length) for draws in draw(tasks, "every method on every target")]
+    batches, together = draw(tasks, "every method on every target"), len(settings.prompts)
+    rows = [_summarise(_joined(batches[i : i + together]), length) for i in range(0, len(batches), together)]
     return {"seed": seed, "grid": grids, "rows": rows}
 
 
@@ -85,8 +94,13 @@ def setting_grid(method: str, weights: tuple[float, ...]) -> list[MethodSetting]
 def search_grids(
     draw: DrawAll, targets: tuple[str, ...], length: int, seed: int, settings: ComparisonSettings
 ) -> dict[str, dict[str, Any]]:
-    """Each method's settings, scored on some targets by the guide's own opinion and the perplexity, and the best."""
-    tried = [(method, setting) for method in settings.methods for setting in setting_grid(method, settings.weights)]
+    """Each method's settings, scored on some targets by the guide's own opinion and the perplexity, and the best.
+
+    A single setting is not tried, but for that of ancestral texts, by whose perplexity the others are scored.
+    """
+    of_method = {method: setting_grid(method, settings.weights) for method in settings.methods}
+    searched = {method: grid for method, grid in of_method.items() if len(grid) > 1 or method == "ancestral"}
+    tried = [(method, setting) for method, grid in searched.items() for setting in grid]
     tasks = [
         DrawTask(
             method,
@@ -97,13 +111,18 @@ def search_grids(
             seconds=settings.grid_seconds,
             seed=seed,
             pilot=settings.pilot,
+            prompt=settings.prompts[0],
+            pilot_prompt=settings.prompts[0],
         )
         for method, setting in tried
         for target in targets
     ]
     batches = draw(tasks, "grid search")
     ancestral = _mean_perplexity([batch for batch in batches if batch["method"] == "ancestral"], length)
-    grids: dict[str, dict[str, Any]] = {method: {"grid": []} for method in settings.methods}
+    grids: dict[str, dict[str, Any]] = {
+        method: {"grid": [] if method in searched else [asdict(setting) for setting in grid], "winner": 0}
+        for method, grid in of_method.items()
+    }
     for i, (method, setting) in enumerate(tried):
         on_targets = batches[i * len(targets) : (i + 1) * len(targets)]
         success = float(np.mean([np.mean(np.array(batch["guide"]) > 0.5) for batch in on_targets]))
@@ -111,8 +130,8 @@ def search_grids(
         score = success - float(np.log10(mean / ancestral))
         row = {**asdict(setting), "success": success, "perplexity": mean, "score": score}
         grids[method]["grid"].append(row)
-    for grid in grids.values():
-        grid["winner"] = int(np.argmax([row["score"] for row in grid["grid"]]))
+    for method in searched:
+        grids[method]["winner"] = int(np.argmax([row["score"] for row in grids[method]["grid"]]))
     return grids
 
 
@@ -129,12 +148,22 @@ def _perplexities(draws: Draws, length: int) -> np.ndarray:
     return perplexity(np.array(draws["log_prob"]), length)
 
 
+def _joined(batches: list[Draws]) -> Draws:
+    """The draws of several prompts as if they were of one: all texts, and the mean of what they cost."""
+    joined = dict(batches[0])
+    for key in ("texts", "tokens", "log_prob", "energy", "guide", "judged"):
+        joined[key] = [value for batch in batches for value in batch[key]]
+    for key in ("evaluations", "control_evaluations", "steps_taken", "seconds_taken", "pilot_seconds"):
+        joined[key] = sum(batch[key] for batch in batches) / len(batches)
+    return joined
+
+
 def _summarise(draws: Draws, length: int) -> dict[str, Any]:
     """The numbers of one method on one target."""
     log_prob, guide = np.array(draws["log_prob"]), np.log(np.maximum(draws["guide"], 1e-300))
     return {
         **{key: draws[key] for key in ("method", "target", "weight", "step_size", "start", "steps_taken")},
-        **{key: draws[key] for key in ("evaluations", "control_evaluations", "seconds_taken")},
+        **{key: draws[key] for key in ("evaluations", "control_evaluations", "seconds_taken", "pilot_seconds")},
         "successes": sum(label == draws["target"] for label in draws["judged"]),
         "count": len(draws["judged"]),
         "perplexities": _perplexities(draws, length).tolist(),

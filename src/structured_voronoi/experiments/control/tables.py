@@ -19,15 +19,15 @@ PUBLISHED = tomllib.loads((Path(__file__).parent / "published.toml").read_text(e
 AXES = ("success", "-ppl mean", "-ppl sd", "dist-1", "dist-2", "dist-3")
 
 
-def sections(results: dict[str, Any], name: str, settings: ComparisonSettings, length: int) -> list[str]:
-    """The parts of a report that all tasks have."""
+def sections(results: dict[str, Any], name: str, stem: str, settings: ComparisonSettings, length: int) -> list[str]:
+    """The parts of a report that all tasks have; ``name`` is the task's, ``stem`` that of the report's files."""
     rows, published = results["rows"], PUBLISHED[name]
     return [
         average_table(rows, published),
-        f"![success against perplexity]({name}.png)",
+        f"![success against perplexity]({stem}.png)",
         "## By target",
         target_table(rows, published.get("target", {})),
-        f"![six axes]({name}_axes.png)",
+        f"![six axes]({stem}_axes.png)",
         "## Classifiers",
         classifier_table(results["classifiers"], published.get("classifiers", {}), length),
         "## Grid search",
@@ -39,9 +39,9 @@ def sections(results: dict[str, Any], name: str, settings: ComparisonSettings, l
     ]
 
 
-def pictures(results: dict[str, Any], name: str) -> dict[str, Figure]:
+def pictures(results: dict[str, Any], stem: str) -> dict[str, Figure]:
     """The two pictures of a report, by the names of their files."""
-    return {name: scatter(results["rows"]), f"{name}_axes": six_axes(results["rows"])}
+    return {stem: scatter(results["rows"]), f"{stem}_axes": six_axes(results["rows"])}
 
 
 def averages(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -111,8 +111,8 @@ def grid_table(grids: dict[str, dict[str, Any]]) -> str:
     for method, grid in grids.items():
         for place, row in enumerate(grid["grid"]):
             setting = f"γ = {row['weight']:g}, ε = {row['step_size']:g}, {row['start']} start"
-            mark = "**winner**" if place == grid["winner"] else ""
-            body.append([method, setting, row["success"], row["perplexity"], row["score"], mark])
+            mark = "the only one" if len(grid["grid"]) == 1 else "**winner**" if place == grid["winner"] else ""
+            body.append([method, setting, *(row.get(key, "–") for key in ("success", "perplexity", "score")), mark])
     return table(["method", "setting", "guide's success", "perplexity", "score", ""], body)
 
 

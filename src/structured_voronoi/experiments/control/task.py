@@ -1,6 +1,7 @@
 """What a task of controlled generation needs, trained once and kept: who guides, FUDGE's predictor, who judges.
 
-The guides learn from one half of the texts, the judge from the other; he reads words, they read the language model.
+The guides learn from one half of the texts, the judge from the other; they read the language model's tokens, he reads
+words, or is an encoder with tokens of its own.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from typing import Any
 
 from structured_voronoi.experiments.control.draws import TaskFolders
 from structured_voronoi.metrics.classification import classification_report
+from structured_voronoi.models.cache import cached_judge
 from structured_voronoi.models.classifier_reading import predicted_labels
 from structured_voronoi.models.classifier_training import train_classifier
 from structured_voronoi.models.classifiers import ClassifierRecipe
 from structured_voronoi.models.corpora import Labelled
+from structured_voronoi.models.encoder_judge import EncoderRecipe, load_judge
 from structured_voronoi.models.folders import cache_folder
 from structured_voronoi.models.judge import Judge
 from structured_voronoi.models.loading import load_model
@@ -33,7 +36,8 @@ class ClassifierRecipes:
     """How the classifiers of a task are trained."""
 
     guide: ClassifierRecipe = field(default_factory=lambda: ClassifierRecipe(kind="light", epochs=3.0))
-    probe: ClassifierRecipe = field(default_factory=lambda: ClassifierRecipe(kind="probe", epochs=5.0))
+    probe: ClassifierRecipe | None = field(default_factory=lambda: ClassifierRecipe(kind="probe", epochs=5.0))
+    """None where it is left out: it guides nothing, and reads the hidden states of the language model."""
     prefix: PrefixRecipe = field(default_factory=lambda: PrefixRecipe(epochs=1.0))
     probe_texts: int = 8_000
     """BiLSTMs are slow on a processor: the probe and FUDGE's predictor learn from a part of the texts."""
@@ -48,32 +52,35 @@ def prepare_task(
     recipes: ClassifierRecipes,
     length: int,
     progress: bool,
+    encoder: EncoderRecipe | None = None,
 ) -> tuple[TaskFolders, dict[str, Any]]:
-    """The task, and how well its classifiers do on the test split, whole texts and texts cut to ``length`` tokens."""
+    """The task, and how well its classifiers do on the test split, whole texts and texts cut to ``length`` tokens.
+
+    With an ``encoder`` that is the judge, fine-tuned; otherwise he reads words.
+    """
     guide, guide_report = train_guide(name, model, splits, no_label, recipes, length, progress)
-    folder = guide.parent
-    folders = TaskFolders(model, str(guide), str(folder / "prefix"), str(folder / "judge"), str(folder / "draws"))
+    folder, reports = guide.parent, {"guide": guide_report}
     guiding, test = _guiding_texts(splits, no_label)
     judging, labels = splits["train"].part(slice(1, None, 2)), sorted(set(guiding.labels))
-
-    def train_probe() -> dict[str, Any]:
+    probe, prefix = recipes.probe, folder / "prefix"
+    if probe is not None:
         texts = _thin_out(guiding, recipes.probe_texts)
-        return _train_classifier(texts, test, model, folder / "probe", recipes.probe, length, progress)
-
-    def train_prefix() -> dict[str, Any]:
-        texts = _thin_out(guiding, recipes.prefix_texts)
-        return _train_prefix(texts, test, model, Path(folders.prefix), recipes.prefix, length, progress)
+        reports["probe"] = _train_once(
+            folder, "probe", lambda: _train_classifier(texts, test, model, folder / "probe", probe, length, progress)
+        )
+    prefix_texts = _thin_out(guiding, recipes.prefix_texts)
+    reports["prefix"] = _train_once(
+        folder, "prefix", lambda: _train_prefix(prefix_texts, test, model, prefix, recipes.prefix, length, progress)
+    )
+    judge = folder / "judge" if encoder is None else _fine_tuned_judge(name, judging, encoder, progress)
 
     def train_judge() -> dict[str, Any]:
-        return _train_judge(judging, splits["test"], model, Path(folders.judge), labels, length)
+        if encoder is None:
+            Judge.train(judging.texts, judging.labels, seed=1).save(judge)
+        return {"texts": len(judging.texts), **_examine_judge(judge, splits["test"], model, labels, length)}
 
-    reports = {
-        "guide": guide_report,
-        "probe": _train_once(folder, "probe", train_probe),
-        "prefix": _train_once(folder, "prefix", train_prefix),
-        "judge": _train_once(folder, "judge", train_judge),
-    }
-    return folders, reports
+    reports["judge"] = _train_once(folder, judge.name, train_judge)
+    return TaskFolders(model, str(guide), str(prefix), str(judge), str(folder / "draws")), reports
 
 
 def train_guide(
@@ -97,8 +104,16 @@ def train_guide(
 
 def _task_folder(name: str, model: str, splits: Splits, recipes: ClassifierRecipes, length: int) -> Path:
     """One for each language model, set of recipes and set of texts: everything that draws depend on."""
-    key = repr((recipes, length, splits))
+    key = repr((recipes, length, splits)) + _weights_stamp(Path(model))
     return cache_folder() / f"{name}-{Path(model).name}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
+
+
+def _weights_stamp(folder: Path) -> str:
+    """What changes when a folder gets other weights; those that the cache keeps have names of their own."""
+    if not folder.is_dir() or cache_folder() in folder.resolve().parents:
+        return ""
+    files = [(file.name, file.stat()) for file in sorted(folder.glob("*.safetensors"))]
+    return repr([(str(folder.resolve()), name, stat.st_size, stat.st_mtime_ns) for name, stat in files])
 
 
 def _guiding_texts(splits: Splits, no_label: str | None) -> tuple[Labelled, Labelled]:
@@ -156,17 +171,19 @@ def _train_prefix(
     return report
 
 
-def _train_judge(
-    train: Labelled, test: Labelled, model: str, out: Path, labels: list[str], length: int
-) -> dict[str, Any]:
-    """The judge also learns texts without a label; its scores are over the labels that count."""
-    loaded, judge = load_model(model), Judge.train(train.texts, train.labels, seed=1)
-    judge.save(out)
-    rows = loaded.tokenizer(test.texts, add_special_tokens=False)["input_ids"]
-    cut = [loaded.tokenizer.decode(row[:length]) for row in rows]
+def _fine_tuned_judge(name: str, texts: Labelled, recipe: EncoderRecipe, progress: bool) -> Path:
+    """The folder of the encoder that judges; it does not depend on the language model and is not trained for each."""
+    with progress_bar(recipe.steps(len(texts.texts)), progress, f"training the judge ({recipe.base})") as tick:
+        return cached_judge(name, texts, recipe, tick)
+
+
+def _examine_judge(folder: Path, test: Labelled, model: str, labels: list[str], length: int) -> dict[str, Any]:
+    """The judge may have learnt texts without a label, too; his scores are over the labels that count."""
+    tokenizer, judge = load_model(model).tokenizer, load_judge(folder)
+    rows = tokenizer(test.texts, add_special_tokens=False)["input_ids"]
+    cut = [tokenizer.decode(row[:length]) for row in rows]
     counted = [place for place, label in enumerate(test.labels) if label in labels]
-    parameters = judge.weights.weight.numel() + judge.bias.numel()
-    report: dict[str, Any] = {"parameters": parameters, "texts": len(train.texts)}
+    report: dict[str, Any] = {"parameters": judge.parameters}
     for key, texts in (("whole", test.texts), ("cut", cut)):
         guesses = judge.predict([texts[place] for place in counted])
         report[key] = classification_report([test.labels[place] for place in counted], guesses, labels)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,25 +13,30 @@ from structured_voronoi.experiments.control.against_rejection import compare_wit
 from structured_voronoi.experiments.control.draws import DrawTask, MethodSetting, draw_all
 from structured_voronoi.experiments.control.foods import NO_FOOD, food_splits
 from structured_voronoi.experiments.control.methods import ComparisonSettings, compare_methods
+from structured_voronoi.experiments.control.pretrained import PretrainedSettings
 from structured_voronoi.experiments.control.tables import pictures, sections
 from structured_voronoi.experiments.control.task import ClassifierRecipes, prepare_task
 from structured_voronoi.experiments.report import table, write_report
-from structured_voronoi.experiments.text.models import TextSettings, prepare_model
+from structured_voronoi.experiments.text.models import TextSettings, model_name, prepare_model, report_name
 from structured_voronoi.models.restaurants import FOODS
 
 
 @dataclass(frozen=True)
 class Settings:
     runs: int = 100
-    """Texts a food of rejection and of each exact method beside it."""
+    """Texts a food of rejection and of each exact method beside it; with a model no more than of every method."""
     seed: int = 0
     data: str | None = None
     """A folder with the E2E files."""
+    model: str | None = None
+    """A model that writes such reviews, as `LanguageModel.load` takes it; else a small one is trained on the data."""
     progress: bool = True
     workers: int | None = None
     text: TextSettings = field(default_factory=TextSettings)
     classifiers: ClassifierRecipes = field(default_factory=ClassifierRecipes)
     comparison: ComparisonSettings = field(default_factory=ComparisonSettings)
+    pretrained: PretrainedSettings = field(default_factory=PretrainedSettings)
+    """In place of the last two, and of exact_methods, with a model."""
     foods: tuple[str, ...] = FOODS
     grid_foods: tuple[str, ...] = ("Chinese", "Italian")
     texts: int = 20
@@ -50,11 +55,16 @@ def run(settings: Settings, out: Path) -> list[Path]:
     """Every method at its best, then the exact ones against rejection at two weights."""
     if settings.data is None:
         raise SamplingError("topic needs the E2E reviews with their labels; give the folder of trainset.csv as data")
+    splits = food_splits(settings.data)
+    if settings.model is not None:
+        runs, others = min(settings.runs, settings.texts), settings.pretrained
+        settings = replace(settings, runs=runs, classifiers=others.classifiers, comparison=others.comparison)
+        settings = replace(settings, exact_methods=others.exact_methods)
     seed, foods, length, progress = settings.seed, settings.foods, settings.text.length, settings.progress
-    splits, model = food_splits(settings.data), prepare_model(settings.data, settings.text.recipe, progress)
+    model = settings.model or prepare_model(settings.data, settings.text.recipe, progress)
     folders, reports = prepare_task("topic", model, splits, NO_FOOD, settings.classifiers, length, progress)
     draw = partial(draw_all, folders=folders, progress=progress, workers=settings.workers)
-    results: dict[str, Any] = {"classifiers": reports}
+    results: dict[str, Any] = {"classifiers": reports, "model": settings.model or model_name(settings.data)}
     results |= compare_methods(draw, foods, settings.grid_foods, settings.texts, length, seed, settings.comparison)
     counts = {name: Counter(split.labels) for name, split in splits.items()}
     results["counts"] = {name: [count[food] for food in (*foods, NO_FOOD)] for name, count in counts.items()}
@@ -66,7 +76,8 @@ def run(settings: Settings, out: Path) -> list[Path]:
             (settings.strong_weight, min(settings.runs, settings.texts)),
         )
     ]
-    return write_report(out, "topic", results, _markdown(results, settings), pictures(results, "topic"))
+    stem = report_name("topic", settings.model)
+    return write_report(out, stem, results, _markdown(results, stem, settings), pictures(results, stem))
 
 
 def _task(method: str, weight: float, count: int, settings: Settings) -> DrawTask:
@@ -76,15 +87,16 @@ def _task(method: str, weight: float, count: int, settings: Settings) -> DrawTas
     return DrawTask(method, settings.foods[0], count, length, setting, steps=settings.steps, seed=seed, pilot=pilot)
 
 
-def _markdown(results: dict[str, Any], settings: Settings) -> str:
+def _markdown(results: dict[str, Any], stem: str, settings: Settings) -> str:
     foods = settings.foods
     parts = [
         "# Topic control",
         f"{settings.texts} texts of {settings.text.length} tokens for each of {len(foods)} kinds of food, seed "
-        f"{results['seed']}. Success is by the judge, with Wilson intervals; perplexity is of the drawn tokens under "
-        "the sampled language model, with bootstrap intervals; Dist-n is distinct over all n-grams of the texts of one "
-        f"target, averaged. Chain-based methods have {settings.comparison.seconds:g} seconds of one core for a batch.",
-        *sections(results, "topic", settings.comparison, settings.text.length),
+        f"{results['seed']}; model: {results['model']}. Success is by the judge, with Wilson intervals; perplexity is "
+        "of the drawn tokens under the sampled language model, with bootstrap intervals; Dist-n is distinct over all "
+        "n-grams of the texts of one target, averaged. Chain-based methods have "
+        f"{settings.comparison.seconds:g} seconds of one core for a batch.",
+        *sections(results, "topic", stem, settings.comparison, settings.text.length),
         "## Exact methods against rejection",
         *map(rejection_markdown, results["truth"]),
         "## Texts to learn from",

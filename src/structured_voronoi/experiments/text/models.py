@@ -31,7 +31,7 @@ def prepare_model(data: str | None, recipe: Recipe, progress: bool) -> str:
 
 
 def report_name(experiment: str, data: str | None) -> str:
-    """The name of the experiment, and of the data if they are the user's."""
+    """The name of the experiment, and of the data or of the model if they are the user's."""
     return experiment if data is None else f"{experiment}_{Path(data).resolve().name}"
 
 

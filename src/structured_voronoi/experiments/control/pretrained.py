@@ -1,0 +1,29 @@
+"""What the tables of controlled generation do otherwise on a pretrained model: a text costs a hundred times more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from structured_voronoi.experiments.control.methods import ComparisonSettings
+from structured_voronoi.experiments.control.task import ClassifierRecipes
+from structured_voronoi.models.prefix_classifier import PrefixRecipe
+
+
+def _make_recipes() -> ClassifierRecipes:
+    """No probe, which reads hidden states and guides nothing; a small predictor, which FUDGE asks about 200 tokens."""
+    predictor = PrefixRecipe(embedding=128, hidden=128, layers=1, epochs=3.0)
+    return ClassifierRecipes(probe=None, prefix=predictor, prefix_texts=40_000)
+
+
+@dataclass(frozen=True)
+class PretrainedSettings:
+    """Fewer texts and seconds, and exact methods at one weight, which costs no search."""
+
+    classifiers: ClassifierRecipes = field(default_factory=_make_recipes)
+    comparison: ComparisonSettings = field(
+        default_factory=lambda: ComparisonSettings(
+            seconds=12.0, grid_seconds=6.0, grid_texts=4, weights=(4.0,), pilot=128
+        )
+    )
+    exact_methods: tuple[str, ...] = ("guided",)
+    """Those that are compared with rejection: chains of many steps would take hours."""
