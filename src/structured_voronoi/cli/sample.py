@@ -21,7 +21,6 @@ from structured_voronoi.run.presets import (
     check_sampler_name,
     written_ending,
 )
-from structured_voronoi.run.prompt_files import COLUMN, read_prompts
 
 if TYPE_CHECKING:
     from structured_voronoi.contracts import Control
@@ -37,7 +36,7 @@ def sample(
         Path | None,
         Parameter(help="File of prompts: one a line, or a column of a .csv, .tsv or .jsonl file; -n texts for each."),
     ] = None,
-    prompt_column: Annotated[str, Parameter(help="The column of the prompts.")] = COLUMN,
+    prompt_column: Annotated[str, Parameter(help="The column of the prompts.")] = "prompt",
     chat: Annotated[
         bool,
         Parameter(help="The prompt is said to the model in its chat format, and texts are its answers.", negative=""),
@@ -92,7 +91,11 @@ def sample(
         raise SamplingError("--prompt and --prompts cannot go together; put the prompt into the file")
     check_seed(seed)
     check_sampler_name(sampler)
-    asked = read_prompts(prompts, prompt_column) if prompts is not None else None if prompt is None else [prompt]
+    asked = None if prompt is None else [prompt]
+    if prompts is not None:
+        from structured_voronoi.run.prompt_files import read_prompts
+
+        asked = read_prompts(prompts, prompt_column)
     controls: dict[Control, float] = {}
     if control:
         from structured_voronoi.controls.parsing import parse_control

@@ -9,10 +9,8 @@ from typing import Any
 
 from structured_voronoi.errors import SamplingError, did_you_mean
 
-COLUMN = "prompt"
 
-
-def read_prompts(path: Path, column: str = COLUMN) -> list[str]:
+def read_prompts(path: Path, column: str = "prompt") -> list[str]:
     """The prompts of a file in their order, without blank ones."""
     try:
         text = path.read_text(encoding="utf-8-sig")
