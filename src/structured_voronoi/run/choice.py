@@ -92,6 +92,12 @@ class Guide(NamedTuple):
     fitting: float
     draws: Draws
 
+    @property
+    def is_doubtful(self) -> bool:
+        """Were its draws worth little, though there were many, or nothing at all?"""
+        few = self.draws.effective < UNSURE and self.draws.texts >= MOST_CHECKED
+        return few or not self.draws.share
+
 
 class Offer(NamedTuple):
     """The seconds of a text by some sampler, infinite where it cannot draw any, and what they come from."""
@@ -141,7 +147,7 @@ def choose_sampler(
     accepted = max([tries, guide.draws] if guide else [tries], key=lambda draws: draws.effective).mean
     said = f"{accepted:.2g} of tries accepted" if accepted else f"none of {tries.texts} tries accepted"
     offers["rejection"] = Offer(_over(tries.seconds, accepted), said)
-    if guide is None or guide.draws.effective < UNSURE:
+    if guide is None or guide.is_doubtful:
         steps = total_steps(warmup, thin)
         offers["svs+refresh"] = _offer_of_svs(problem, min(count, PILOT_CHAINS), steps, seed, scale)
 
