@@ -34,7 +34,7 @@ def test_the_commands_of_the_model_page_run(tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("Near the old bridge\nThe Golden Lantern is\n", encoding="utf-8")
     page = (ROOT / "docs" / "how-to-model.md").read_text(encoding="utf-8")
     commands = re.findall(r"^\$ (svs .*)$", page, flags=re.MULTILINE)
-    assert len(commands) == 8
+    assert len(commands) == 9
     for command in commands:
         svs(*shlex.split(command)[1:], cwd=tmp_path)
 

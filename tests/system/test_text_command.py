@@ -50,7 +50,7 @@ def test_texts_are_whole_by_default(tmp_path: Path) -> None:
     assert "6 texts of at most 60 tokens; drawn independently" in said
     model = sv.LanguageModel.load("bundled", length=60, ends="anywhere")
     for line in map(json.loads, out.read_text(encoding="utf-8").splitlines()):
-        assert list(line)[:7] == ["chain", "draw", "text", "tokens", "ended", "log_prob", "energy"]
+        assert list(line)[:8] == ["chain", "draw", "prompt", "text", "tokens", "ended", "log_prob", "energy"]
         assert line["ended"] == "end"
         assert line["text"].endswith((".", "!"))
         assert line["tokens"].index(0) == len(line["tokens"]) - 1
