@@ -69,6 +69,12 @@ def test_under_control_every_prompt_is_drawn_from_in_turn() -> None:
     assert "prompt 2 of 2" in found.diagnosis
 
 
+def test_ancestral_texts_of_many_prompts_are_refused_where_they_are_not_the_truth() -> None:
+    for more in ({"controls": ["keyword=family"]}, {"suffix": " It is cheap."}):
+        with pytest.raises(sv.SamplingError, match="ancestral sampling does not see"):
+            sv.generate("bundled", PROMPTS, n=1, length=8, sampler="ancestral", progress=False, **more)
+
+
 def test_a_chat_is_written_by_the_template_and_ends_with_the_turn() -> None:
     loaded = load_model("bundled")
     tokenizer = copy.deepcopy(loaded.tokenizer)

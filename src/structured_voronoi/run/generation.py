@@ -130,7 +130,7 @@ def fulfil(request: Request, say: Say, conclude: Say) -> Iterator[Batch]:
     plan = _plan(request, targets[0])
     if plan.reason:
         say(plan.reason)
-    if plan.name == "ancestral" and len(models) > 1:
+    if plan.name == "ancestral" and len(models) > 1 and models[0].normalised and not request.controls:
         batches = []
         for batch in draw_for_prompts(models, request.n, request.seed, request.progress):
             batches.append(batch)
