@@ -30,6 +30,8 @@ class ComparisonSettings:
     grid_texts: int = 8
     weights: tuple[float, ...] = (1.5, 2.5, 4.0)
     """γ of rejection, guided and SVS with open walls, in the grid search."""
+    pncg_steps: tuple[float, ...] = (0.02, 0.04)
+    """α of p-NCG in the grid search: a length, so that it depends on the model's embeddings."""
     pilot: int = 2048
     """Texts that a lookahead of guided sampling learns from."""
     prompts: tuple[str, ...] = ("",)
@@ -72,7 +74,7 @@ def compare_methods(
     return {"seed": seed, "grid": grids, "rows": rows}
 
 
-def setting_grid(method: str, weights: tuple[float, ...]) -> list[MethodSetting]:
+def setting_grid(method: str, weights: tuple[float, ...], pncg_steps: tuple[float, ...]) -> list[MethodSetting]:
     """The settings that are tried for a method."""
     if method == "ancestral":
         return [MethodSetting()]
@@ -81,7 +83,7 @@ def setting_grid(method: str, weights: tuple[float, ...]) -> list[MethodSetting]
     if method == "fudge":
         return [MethodSetting(weight) for weight in (1.0, 3.0)]
     if method == "pncg":
-        return [MethodSetting(weight, step_size) for step_size in (0.02, 0.04) for weight in (1.5, 4.0)]
+        return [MethodSetting(weight, step_size) for step_size in pncg_steps for weight in (1.5, 4.0)]
     if method == "cold":
         return [MethodSetting(weight, step_size) for step_size in (0.1, 0.2) for weight in (1.5, 4.0)]
     # the paper's ε and γ
@@ -98,7 +100,7 @@ def search_grids(
 
     A single setting is not tried, but for that of ancestral texts, by whose perplexity the others are scored.
     """
-    of_method = {method: setting_grid(method, settings.weights) for method in settings.methods}
+    of_method = {method: setting_grid(method, settings.weights, settings.pncg_steps) for method in settings.methods}
     searched = {method: grid for method, grid in of_method.items() if len(grid) > 1 or method == "ancestral"}
     tried = [(method, setting) for method, grid in searched.items() for setting in grid]
     tasks = [

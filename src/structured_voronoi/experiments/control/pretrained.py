@@ -22,7 +22,7 @@ class PretrainedSettings:
     classifiers: ClassifierRecipes = field(default_factory=_make_recipes)
     comparison: ComparisonSettings = field(
         default_factory=lambda: ComparisonSettings(
-            seconds=12.0, grid_seconds=6.0, grid_texts=4, weights=(4.0,), pilot=128
+            seconds=12.0, grid_seconds=6.0, grid_texts=4, weights=(4.0,), pncg_steps=(0.2, 0.4), pilot=128
         )
     )
     exact_methods: tuple[str, ...] = ("guided",)
