@@ -30,7 +30,7 @@ from structured_voronoi.models.training import Recipe, train_language_model
 from structured_voronoi.run import checkpoints, probability
 from structured_voronoi.run.checkpoints import Bookmark
 from structured_voronoi.samplers import svs as svs_sampler
-from structured_voronoi.storage import MANIFEST, LineFile, Store, read_manifest
+from structured_voronoi.storage import LOCK, MANIFEST, LineFile, Store, read_manifest
 from structured_voronoi.targets.tabular import AutoregressiveTable
 from system.commands import svs
 
@@ -150,7 +150,7 @@ def test_ctrl_c_returns_the_draws_so_far_and_the_run_goes_on(tmp_path: Path, mon
 def test_every_flipped_byte_of_a_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with stopping(monkeypatch, 8):
         sv.sample(sentences(), sv.Guided(tries=3, texts=64), checkpoint=tmp_path, **SETTINGS)
-    files = sorted(path for path in tmp_path.rglob("*") if path.is_file() and path.name != "lock")
+    files = sorted(path for path in tmp_path.rglob("*") if path.is_file() and path.name != LOCK)
     assert {path.suffix for path in files} == {".json", ".safetensors"}
     source = random.Random(6)
     for _ in range(500):
