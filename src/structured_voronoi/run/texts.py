@@ -95,7 +95,7 @@ def draw_texts(
         rng = Rng(seed, range(first_chain + begin, first_chain + end), device=problem.device)
         with progress_bar(plan.steps, progress, f"{label}texts to {end} of {count}") as tick:
             draw = partial(_draw_batch, target, problem, plan, rng, start, tick, kept)
-            batch = _kept_or_drawn(kept, first_chain + begin, problem.device, draw)
+            batch = _kept_or_drawn(kept, f"batch-{first_chain + begin:09}", draw)
         yield batch
 
 
@@ -115,7 +115,6 @@ def _draw_batch(
     bookmark = None if kept is None else kept.bookmark(f"chains-{numbers[0]:09}", chains)
     if bookmark is not None and (counted := bookmark.resume()):
         energies, total = list(counted["energies"].cpu()), restored_info(counted["total"])
-        tick("", len(energies))
     for _, info in islice(chains, plan.steps - len(energies)):
         energies.append(widened(info.energy).cpu())
         total = info if total is None else merge_infos(total, info)
@@ -131,10 +130,9 @@ def _draw_batch(
     return Batch(_make_texts(target, numbers, last, total), steps, first, last.cpu().numpy(), total)
 
 
-def _kept_or_drawn(kept: Checkpoint | None, first_chain: int, device: torch.device, draw: Callable[[], Batch]) -> Batch:
-    """The batch of these chains that was kept; where there is none it is drawn now, and kept."""
-    name = f"batch-{first_chain:09}"
-    stored = None if kept is None else kept.get(name, device=device)
+def _kept_or_drawn(kept: Checkpoint | None, name: str, draw: Callable[[], Batch]) -> Batch:
+    """The batch that was kept under this name; where there is none it is drawn now, and kept."""
+    stored = None if kept is None else kept.get(name)
     if stored is not None:
         return Batch.restored(stored)
     batch = draw()
@@ -155,7 +153,7 @@ def draw_for_prompts(
             while waiting:
                 some, waiting = waiting[:rows], waiting[rows:]
                 draw = partial(_draw_together, [model for model, _ in some], [chain for _, chain in some], seed)
-                yield _kept_or_drawn(kept, some[0][1], models[0].device, draw)
+                yield _kept_or_drawn(kept, f"batch-{some[0][1]:09}", draw)
                 tick("", len(some))
 
 
@@ -235,8 +233,8 @@ def closing_line(batches: list[Batch], plan: Plan, model: LanguageModel) -> str:
     first, last = (np.concatenate(part) for part in zip(*((one.first, one.last) for one in batches), strict=True))
     is_token = np.ones_like(last, dtype=bool) if model.padding is None else (last != model.padding) | (first != last)
     changed = float((last != first)[is_token].mean()) if is_token.any() else 0.0
-    evaluations = float(torch.cat([batch.info.evaluations for batch in batches]).float().mean())
-    lost = int(torch.cat([batch.info.nonfinite for batch in batches]).sum())
+    evaluations = float(torch.cat([batch.info.evaluations.cpu() for batch in batches]).float().mean())
+    lost = sum(int(batch.info.nonfinite.sum()) for batch in batches)
     limit = "" if model.padding is None else "at most "
     parts = [f"{len(last)} text{'s' if len(last) > 1 else ''} of {limit}{model.length} tokens"]
     steps, independent = energies.shape[1], is_independent(plan.sampler)
