@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from structured_voronoi.contracts import Control, Start
 from structured_voronoi.errors import SamplingError, check_count, check_seed
 from structured_voronoi.run.presets import DEFAULT_LENGTH, TEXT_SCALE, Plan, Scale, check_sampler_name, plan_texts
-from structured_voronoi.run.texts import Batch, Text, closing_line, draw_for_prompts, draw_texts
+from structured_voronoi.run.texts import Batch, Text, closing_line, closing_warnings, draw_for_prompts, draw_texts
 from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.ending import Ends
 from structured_voronoi.targets.language_model import LanguageModel
@@ -19,6 +19,8 @@ from structured_voronoi.targets.language_model import LanguageModel
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+SHOWN = 8
+"""Texts that are shown of all."""
 Say = Callable[[str], None]
 """Takes what a person at the screen would want to know."""
 
@@ -81,7 +83,19 @@ class Generated:
         Path(path).write_text("".join(lines), encoding="utf-8")
 
     def __repr__(self) -> str:
-        return "\n".join([f"{len(self.draws)} texts; {self.diagnosis}", *self.texts])
+        """The diagnosis and the first texts, a line each."""
+        count = len(self.draws)
+        shown = [" ".join(f"{draw.prompt}{draw.text}".split()) for draw in self.draws[:SHOWN]]
+        more = [f"… and {count - SHOWN} more in .texts"] if count > SHOWN else []
+        return "\n".join([f"{count} text{'' if count == 1 else 's'}. {self.diagnosis}", *shown, *more])
+
+    def _repr_html_(self) -> str:
+        """The same as a table, with the energy and the controls."""
+        from structured_voronoi.run.notebook import summary_html
+
+        hidden = {"chain", "draw", "tokens", "log_prob"}
+        rows = [{key: value for key, value in draw.line().items() if key not in hidden} for draw in self.draws[:SHOWN]]
+        return summary_html(f"{len(self.draws)} texts. {self.diagnosis}", rows)
 
 
 def generate(
@@ -146,6 +160,8 @@ def fulfil(request: Request, say: Say, conclude: Say) -> Iterator[Batch]:
             batches.append(batch)
             yield batch
         conclude(f"{label}{closing_line(batches, plan, model)}")
+        for words in closing_warnings(batches, plan):
+            conclude(f"{label}warning: {words}.")
 
 
 def _plan(request: Request, target: LanguageModel | Controlled) -> Plan:

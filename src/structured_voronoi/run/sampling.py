@@ -20,9 +20,15 @@ from structured_voronoi.progress import progress_bar
 from structured_voronoi.streams import Rng
 
 if TYPE_CHECKING:
-    from xarray import DataTree
+    from xarray import Dataset, DataTree
 
 LIBRARIES = ("structured-voronoi", "torch", "numpy", "xarray")
+FURTHER_DIMENSIONS = {
+    "redraws_by_length": ("redraw_length",),
+    "refreshed_by_length": ("redraw_length",),
+    "log_weights": ("try",),
+}
+"""Of fields of Info that have more than a number a chain."""
 
 
 class Recorder:
@@ -56,13 +62,16 @@ def sample(
     start: Start = None,
     checkpoint: None = None,
     progress: bool = True,
+    keep_warmup: bool = False,
 ) -> DataTree:
     """Draw from a target.
 
     Each chain takes ``warmup`` steps (none if draws are independent), then ``draws`` times ``thin`` steps; all chains
     advance as one batch. Ctrl-C returns the draws so far. The result follows the ArviZ convention:
     ``["posterior"]["tokens"]`` has dimensions (chain, draw, position), ``["sample_stats"]`` holds the energy and the
-    counts of each draw, and the attributes hold every setting, the versions, and the cost of the warm-up.
+    counts of each draw, and the attributes hold every setting, the versions, the cost of the warm-up and, in words,
+    the ``diagnosis``: whether to trust the run. With ``keep_warmup`` the steps of the warm-up are in
+    ``["warmup_posterior"]`` and ``["warmup_sample_stats"]``.
     """
     for name, value, least in (
         ("chains", chains, 1),
@@ -80,11 +89,13 @@ def sample(
     if is_independent(sampler):
         warmup = 0
 
-    recorder, warmup_cost, interrupted = Recorder(draws), 0, True
+    recorder, warm, warmup_cost, interrupted = Recorder(draws), Recorder(warmup), 0, True
     with contextlib.suppress(KeyboardInterrupt), progress_bar(warmup + draws, progress) as tick:
         running = Chains(sampler, problem, rng, start)
         for _, info in islice(running, warmup):
             warmup_cost += int(info.evaluations.sum())
+            if keep_warmup:
+                warm.add(running.state.tokens, info)
             tick(f"energy {float(info.energy.mean()):.2f}")
         for _ in range(draws):
             info = reduce(merge_infos, (info for _, info in islice(running, thin)))
@@ -93,35 +104,35 @@ def sample(
         interrupted = False
     if recorder.count == 0:
         raise SamplingError("interrupted before the first draw: nothing to return; run again with a shorter warm-up")
+    from structured_voronoi.run.conclusion import conclude
+
     settings = {"chains": chains, "draws": draws, "warmup": warmup, "thin": thin, "seed": seed}
-    return _make_tree(recorder, sampler, problem, settings, warmup_cost, interrupted)
+    tree = _make_tree(recorder, warm, sampler, problem, settings, warmup_cost, interrupted)
+    conclude(tree, problem, progress)
+    return tree
 
 
 def _make_tree(
     recorder: Recorder,
+    warm: Recorder,
     sampler: Sampler,
     problem: Problem,
     settings: dict[str, int],
     warmup_cost: int,
     interrupted: bool,
 ) -> DataTree:
-    import xarray
+    from structured_voronoi.run.notebook import Draws
 
-    stats = {name: (("chain", "draw"), recorder.values(name)) for name in recorder.columns if name != "tokens"}
-    chains, draws, positions = recorder.values("tokens").shape
-    coordinates = {"chain": range(chains), "draw": range(draws)}
-    posterior = xarray.Dataset(
-        {"tokens": (("chain", "draw", "position"), recorder.values("tokens"))},
-        coords={**coordinates, "position": range(positions)},
-    )
-    tree = xarray.DataTree.from_dict(
-        {"posterior": posterior, "sample_stats": xarray.Dataset(stats, coords=coordinates)}
-    )
+    groups = _make_groups(recorder)
+    if warm.count:
+        groups |= {f"warmup_{name}": group for name, group in _make_groups(warm).items()}
+    tree = Draws.from_dict(groups)
     tree.attrs = {
         "sampler": type(sampler).__name__,
-        "sampler_settings": json.dumps(_describe_settings(sampler), default=repr),
+        "sampler_settings": json.dumps(describe_settings(sampler), default=repr),
         "target": problem.name,
         **settings,
+        "independent": int(is_independent(sampler)),
         "warmup_evaluations": warmup_cost,
         "interrupted": int(interrupted),
         **{f"version_{name}": version(name) for name in LIBRARIES},
@@ -129,14 +140,32 @@ def _make_tree(
     return tree
 
 
-def _describe_settings(sampler: Sampler) -> dict[str, Any]:
+def _make_groups(recorder: Recorder) -> dict[str, Dataset]:
+    """The draws and their statistics, as ArviZ names them."""
+    import xarray
+
+    chains, draws, positions = recorder.values("tokens").shape
+    coordinates = {"chain": range(chains), "draw": range(draws)}
+    posterior = xarray.Dataset(
+        {"tokens": (("chain", "draw", "position"), recorder.values("tokens"))},
+        coords={**coordinates, "position": range(positions)},
+    )
+    stats = {
+        name: (("chain", "draw", *FURTHER_DIMENSIONS.get(name, ())), recorder.values(name))
+        for name in recorder.columns
+        if name != "tokens"
+    }
+    return {"posterior": posterior, "sample_stats": xarray.Dataset(stats, coords=coordinates)}
+
+
+def describe_settings(sampler: Sampler) -> dict[str, Any]:
     """The settings of a sampler, and of those it is made of, by name."""
     if not dataclasses.is_dataclass(sampler):
         return {"repr": repr(sampler)}
     settings = {field.name: getattr(sampler, field.name) for field in dataclasses.fields(sampler)}
     parts = settings.get("samplers")
     if isinstance(parts, tuple):
-        settings["samplers"] = [{"sampler": type(part).__name__, **_describe_settings(part)} for part in parts]
+        settings["samplers"] = [{"sampler": type(part).__name__, **describe_settings(part)} for part in parts]
     return settings
 
 
