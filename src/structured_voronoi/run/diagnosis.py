@@ -39,6 +39,8 @@ MOST_IMPOSSIBLE, MOST_DIVERGING, MOST_UNRELIABLE, LEAST_ACCEPTED = 0.5, 0.01, 0.
 unknown mass, redraws accepted."""
 MOST_PARETO, MOST_LEFTOVER = 0.7, 0.05
 """Of guided texts: the tail of their weights, and the share that may still depend on their start."""
+LEAST_COPIES, CHANCE = 3, 1e-6
+"""A text must occur so often to be taken for copies, and so many times must be so improbable."""
 MOST_VALUES = 500_000
 """R-hat and ESS of more draws than this are taken of some of the chains, spread evenly: sorting takes long."""
 
@@ -67,8 +69,14 @@ class Record:
     """Of SVS, if it took part."""
     asked: int | None = None
     """Draws that were asked for, if the run was interrupted."""
+    texts: Sequence[tuple[str, str]] = ()
+    """The prompt and the text of every chain that gave one."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Further figures."""
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        return self.chains or range(len(self.energy))
 
     def total(self, name: str) -> ndarray | None:
         """A count summed over the draws, by chain; None if the run has none."""
@@ -174,6 +182,7 @@ def diagnose_record(record: Record) -> Diagnosis:
     what = f"{chains} text{_s(chains)}" if record.one_text else f"{chains} chain{_s(chains)} of {draws} draw{_s(draws)}"
     findings = [
         *_impossible_draws(record),
+        *_copies(record),
         *_stuck_chains(record),
         *([] if record.independent else _disagreement(record, mixing)),
         *_weights(record),
@@ -207,6 +216,8 @@ def _untold(record: Record) -> str:
     chains, draws = record.energy.shape
     if record.independent:
         return "drawn independently, so that nothing has to mix"
+    if draws == 1 and not record.counts:
+        return "one draw a chain, which cannot say whether the chains mixed; the run itself says so when it ends"
     if draws < LEAST_DRAWS:
         unit = "step" if record.one_text else "draw"
         return f"{draws} {unit}{_s(draws)} a chain, too few to say whether the chains mixed"
@@ -268,10 +279,32 @@ def _impossible_draws(record: Record) -> Iterator[Finding]:
         chain, draw = np.argwhere(lost)[0].tolist()
         yield Finding(
             f"{lost.sum()} of {lost.size} draws have no finite energy (the first is draw {draw} of chain "
-            f"{_numbers(record)[chain]}), so that the chains stand where the target says nobody can: look for NaN in "
+            f"{record.numbers[chain]}), so that the chains stand where the target says nobody can: look for NaN in "
             "`log_prob`, or give a `start` that is possible",
             serious=True,
         )
+
+
+def _copies(record: Record) -> Iterator[Finding]:
+    """Texts that occur far more often than their energies allow beside the likeliest text of the same prompt."""
+    if not record.texts:
+        return
+    found: dict[str, dict[str, list[float]]] = {}
+    for (prompt, text), energy in zip(record.texts, record.energy[:, 0].tolist(), strict=True):
+        found.setdefault(prompt, {}).setdefault(text, []).append(energy)
+    for texts in found.values():
+        best = min(texts, key=lambda text: texts[text][0])
+        for text, energies in texts.items():
+            share = 1 / (1 + math.exp(min(500.0, energies[0] - texts[best][0])))  # of these two texts
+            times, both = len(energies), len(energies) + len(texts[best])
+            if text != best and times >= LEAST_COPIES and math.comb(both, times) * share**times < CHANCE:
+                yield Finding(
+                    f"a text occurs {times} times although another, that occurs {len(texts[best])} times, is "
+                    f"e^{energies[0] - texts[best][0]:.0f} times as probable: {text[:60]!r}; its chains are copies of "
+                    "one another: take more particles, or a sampler that draws each text anew",
+                    serious=True,
+                )
+                return
 
 
 def _stuck_chains(record: Record) -> Iterator[Finding]:
@@ -353,7 +386,7 @@ def _disagreement(record: Record, mixing: Mapping[str, Mixing]) -> Iterator[Find
 
 
 def _describe_gap(record: Record, name: str, values: ndarray, mixing: Mixing) -> str:
-    means, numbers = values.mean(1), _numbers(record)
+    means, numbers = values.mean(1), record.numbers
     low, high = int(means.argmin()), int(means.argmax())
     return (
         f"{_quantity(name)} (R-hat {_written_rhat(mixing.rhat)}; means from {means[low]:.3g} in chain "
@@ -443,12 +476,8 @@ def _interruption(record: Record) -> Iterator[Finding]:
         )
 
 
-def _numbers(record: Record) -> Sequence[int]:
-    return record.chains or range(len(record.energy))
-
-
 def _name_chains(record: Record, chosen: ndarray) -> str:
-    numbers = [number for number, is_chosen in zip(_numbers(record), chosen, strict=True) if is_chosen]
+    numbers = [number for number, is_chosen in zip(record.numbers, chosen, strict=True) if is_chosen]
     if len(numbers) == len(chosen) > 1:
         return f"all {len(numbers)} chains"
     shown = [str(number) for number in numbers[:6]]

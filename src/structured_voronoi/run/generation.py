@@ -87,7 +87,7 @@ class Generated:
         count = len(self.draws)
         shown = [" ".join(f"{draw.prompt}{draw.text}".split()) for draw in self.draws[:SHOWN]]
         more = [f"… and {count - SHOWN} more in .texts"] if count > SHOWN else []
-        return "\n".join([f"{count} text{'' if count == 1 else 's'}. {self.diagnosis}", *shown, *more])
+        return "\n".join([self.diagnosis, *shown, *more])
 
     def _repr_html_(self) -> str:
         """The same as a table, with the energy and the controls."""
@@ -95,7 +95,7 @@ class Generated:
 
         hidden = {"chain", "draw", "tokens", "log_prob"}
         rows = [{key: value for key, value in draw.line().items() if key not in hidden} for draw in self.draws[:SHOWN]]
-        return summary_html(f"{len(self.draws)} texts. {self.diagnosis}", rows)
+        return summary_html(self.diagnosis, rows)
 
 
 def generate(
