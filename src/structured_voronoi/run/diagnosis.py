@@ -84,12 +84,12 @@ class Record:
         return self.counts[name].sum(1) if name in self.counts else None
 
     def quantities(self) -> dict[str, Float[ndarray, "chain draw"]]:
-        """What chains are compared by: those that are the same in every draw say nothing."""
+        """What chains are compared by."""
         found = {"energy": self.energy, **self.scores}
         if self.tokens is not None and np.isfinite(self.energy).any():
             best = np.unravel_index(np.nanargmin(self.energy), self.energy.shape)
             found[DISTANCE] = (self.tokens != self.tokens[best]).sum(-1).astype(float)
-        return {name: values for name, values in found.items() if name == "energy" or np.ptp(values) > 0}
+        return found
 
 
 DISTANCE = "positions unlike the likeliest draw"
