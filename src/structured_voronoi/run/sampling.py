@@ -5,15 +5,26 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from functools import reduce
+from collections.abc import Iterator
 from importlib.metadata import version
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from structured_voronoi.contracts import Chains, Info, Sampler, Start, Target, is_independent, merge_infos, tune
+from structured_voronoi.contracts import (
+    Chains,
+    Info,
+    Sampler,
+    Start,
+    Target,
+    is_independent,
+    merge_infos,
+    restored_info,
+    tune,
+)
 from structured_voronoi.errors import SamplingError
 from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.progress import progress_bar
@@ -21,6 +32,8 @@ from structured_voronoi.streams import Rng
 
 if TYPE_CHECKING:
     from xarray import Dataset, DataTree
+
+    from structured_voronoi.run.checkpoints import Checkpoint
 
 LIBRARIES = ("structured-voronoi", "torch", "numpy", "xarray")
 FURTHER_DIMENSIONS = {
@@ -32,19 +45,67 @@ FURTHER_DIMENSIONS = {
 
 
 class Recorder:
-    """The draws and statistics so far, in tensors that are filled as the chains go along."""
+    """The draws and statistics so far, after the warm-up if that is kept, in tensors that are filled step by step."""
 
-    def __init__(self, draws: int) -> None:
-        self.total, self.count = draws, 0
+    def __init__(self, draws: int, warmup: int = 0, thin: int = 1, keep_warmup: bool = False) -> None:
+        self.draws, self.warmup, self.thin = draws, warmup, thin
+        self.warm = warmup if keep_warmup else 0
+        """Rows that belong to the warm-up."""
+        self.steps = self.count = self.warmup_cost = 0
+        self.pending: Any = None
+        """What was reported since the last draw."""
         self.columns: dict[str, Tensor] = {}
 
+    @property
+    def all_steps(self) -> int:
+        return self.warmup + self.draws * self.thin
+
     def add(self, tokens: Tensor, info: Info) -> None:
-        fields = {"tokens": tokens} | {name: part for name, part in info._asdict().items() if part is not None}
-        for name, part in fields.items():
+        """Count one step of all chains; the last of ``thin`` steps makes a draw."""
+        self.steps += 1
+        if self.steps <= self.warmup:
+            self.warmup_cost += int(info.evaluations.sum())
+            if self.warm:
+                self._append_row(tokens, info)
+            return
+        self.pending = info if self.pending is None else merge_infos(self.pending, info)
+        if (self.steps - self.warmup) % self.thin == 0:
+            self._append_row(tokens, self.pending)
+            self.pending = None
+
+    def _append_row(self, tokens: Tensor, info: Info) -> None:
+        reported = {name: part for name, part in info._asdict().items() if part is not None}
+        self.append({name: part[None] for name, part in ({"tokens": tokens} | reported).items()})
+
+    def append(self, columns: dict[str, Tensor]) -> None:
+        """Further draws, (draw, chain, …) each column."""
+        for name, part in columns.items():
             if name not in self.columns:
-                self.columns[name] = torch.empty((self.total, *part.shape), dtype=part.dtype)
-            self.columns[name][self.count] = part.cpu()
-        self.count += 1
+                self.columns[name] = torch.empty((self.warm + self.draws, *part.shape[1:]), dtype=part.dtype)
+            self.columns[name][self.count : self.count + len(part)] = part.cpu()
+        self.count += len(columns["tokens"])
+
+    def since(self, count: int) -> dict[str, Tensor]:
+        """The draws after the first so many."""
+        return {name: column[count : self.count] for name, column in self.columns.items()}
+
+    def counted(self) -> dict[str, Any]:
+        """What has to be known besides the draws in order to go on."""
+        pending = None if self.pending is None else self.pending._asdict()
+        return {"steps": self.steps, "warmup_cost": self.warmup_cost, "pending": pending}
+
+    def resume(
+        self,
+        draws: list[dict[str, Tensor]],
+        steps: int = 0,
+        warmup_cost: int = 0,
+        pending: dict[str, Tensor | None] | None = None,
+    ) -> None:
+        """Go on after these draws, with what was counted."""
+        for columns in draws:
+            self.append(columns)
+        self.steps, self.warmup_cost = steps, warmup_cost
+        self.pending = None if pending is None else restored_info(pending)
 
     def values(self, name: str) -> Any:
         """(chain, draw, …) as numpy."""
@@ -60,14 +121,16 @@ def sample(
     thin: int = 1,
     seed: int = 0,
     start: Start = None,
-    checkpoint: None = None,
+    checkpoint: str | Path | None = None,
     progress: bool = True,
     keep_warmup: bool = False,
 ) -> DataTree:
     """Draw from a target.
 
     Each chain takes ``warmup`` steps (none if draws are independent), then ``draws`` times ``thin`` steps; all chains
-    advance as one batch. Ctrl-C returns the draws so far. The result follows the ArviZ convention:
+    advance as one batch. Ctrl-C returns the draws so far. With ``checkpoint``, a folder, the run is kept there as it
+    goes along; the same call goes on with it, whatever has stopped it, and another one is refused. The result follows
+    the ArviZ convention:
     ``["posterior"]["tokens"]`` has dimensions (chain, draw, position), ``["sample_stats"]`` holds the energy and the
     counts of each draw, and the attributes hold every setting, the versions, the cost of the warm-up and, in words,
     the ``diagnosis``: whether to trust the run. With ``keep_warmup`` the steps of the warm-up are in
@@ -81,51 +144,72 @@ def sample(
     ):
         if not isinstance(value, int) or value < least:
             raise SamplingError(f"{name} = {value!r}; it must be a whole number of at least {least}")
-    if checkpoint is not None:
-        raise SamplingError(f"checkpoint = {checkpoint!r}: checkpoints are not part of this version; leave it out")
     problem = bind(target)
     rng = Rng(seed, chains, device=problem.device)
-    sampler = tune(sampler, problem, seed, start)
-    if is_independent(sampler):
-        warmup = 0
+    settings = {"chains": chains, "draws": draws, "warmup": warmup, "thin": thin, "seed": seed}
+    with contextlib.ExitStack() as stack:
+        kept = None
+        if checkpoint is None:
+            sampler = tune(sampler, problem, seed, start)
+        else:
+            from structured_voronoi.run.checkpoints import Checkpoint
+            from structured_voronoi.run.stored import describe, describe_sampler
 
-    recorder, warm, warmup_cost, interrupted = Recorder(draws), Recorder(warmup), 0, True
-    with contextlib.suppress(KeyboardInterrupt), progress_bar(warmup + draws, progress) as tick:
-        running = Chains(sampler, problem, rng, start)
-        for _, info in islice(running, warmup):
-            warmup_cost += int(info.evaluations.sum())
-            if keep_warmup:
-                warm.add(running.state.tokens, info)
-            tick(f"energy {float(info.energy.mean()):.2f}")
-        for _ in range(draws):
-            info = reduce(merge_infos, (info for _, info in islice(running, thin)))
-            recorder.add(running.state.tokens, info)
-            tick(f"energy {float(info.energy.mean()):.2f}")
-        interrupted = False
-    if recorder.count == 0:
+            kept = stack.enter_context(Checkpoint(checkpoint))
+            more = {"keep_warmup": keep_warmup, "start": describe(start), "sampler": describe_sampler(sampler)}
+            kept.begin("sv.sample", problem, {**settings, **more})
+            sampler = kept.tuned(sampler, problem, seed, start)
+        settings["warmup"] = 0 if is_independent(sampler) else warmup
+        recorder, interrupted = Recorder(draws, settings["warmup"], thin, keep_warmup), True
+        with contextlib.suppress(KeyboardInterrupt), progress_bar(recorder.all_steps, progress) as tick:
+            for info in _advance(sampler, problem, rng, start, recorder, kept):
+                tick(f"energy {float(info.energy.mean()):.2f}")
+            interrupted = False
+    if recorder.count <= recorder.warm:
         raise SamplingError("interrupted before the first draw: nothing to return; run again with a shorter warm-up")
     from structured_voronoi.run.conclusion import conclude
 
-    settings = {"chains": chains, "draws": draws, "warmup": warmup, "thin": thin, "seed": seed}
-    tree = _make_tree(recorder, warm, sampler, problem, settings, warmup_cost, interrupted)
+    tree = _make_tree(recorder, sampler, problem, settings, interrupted)
     conclude(tree, problem, progress)
     return tree
 
 
+def _advance(
+    sampler: Sampler, problem: Problem, rng: Rng, start: Start, recorder: Recorder, kept: Checkpoint | None
+) -> Iterator[Info]:
+    """The reports of steps, each after it was recorded; the first is that after the last one that was kept."""
+    if kept is not None and kept.is_finished:
+        recorder.resume([kept.get(name) for name in kept.names("draws-")], **kept.get("counted"))
+        return
+    chains = Chains(sampler, problem, rng, start)
+    bookmark = None if kept is None else kept.bookmark("chains", chains)
+    if kept is not None and bookmark is not None:
+        recorder.resume([kept.get(name) for name in kept.names("draws-")], **bookmark.resume())
+    stored = recorder.count
+    for _, info in islice(chains, recorder.all_steps - recorder.steps):
+        recorder.add(chains.state.tokens, info)
+        is_last = recorder.steps == recorder.all_steps
+        if kept is not None and bookmark is not None and (is_last or kept.is_due):
+            if recorder.count > stored:
+                kept.put(f"draws-{len(kept.names('draws-')):06}", recorder.since(stored))
+                stored = recorder.count
+            if is_last:
+                bookmark.remove()
+                kept.put("counted", recorder.counted())
+            else:
+                bookmark.put(recorder.counted())
+            kept.save(recorder.steps, recorder.all_steps, "steps")
+        yield info
+
+
 def _make_tree(
-    recorder: Recorder,
-    warm: Recorder,
-    sampler: Sampler,
-    problem: Problem,
-    settings: dict[str, int],
-    warmup_cost: int,
-    interrupted: bool,
+    recorder: Recorder, sampler: Sampler, problem: Problem, settings: dict[str, int], interrupted: bool
 ) -> DataTree:
     from structured_voronoi.run.notebook import Draws
 
-    groups = _make_groups(recorder)
-    if warm.count:
-        groups |= {f"warmup_{name}": group for name, group in _make_groups(warm).items()}
+    groups = _make_groups(recorder, recorder.warm, recorder.count)
+    if recorder.warm:
+        groups |= {f"warmup_{name}": group for name, group in _make_groups(recorder, 0, recorder.warm).items()}
     tree = Draws.from_dict(groups)
     tree.attrs = {
         "sampler": type(sampler).__name__,
@@ -133,28 +217,25 @@ def _make_tree(
         "target": problem.name,
         **settings,
         "independent": int(is_independent(sampler)),
-        "warmup_evaluations": warmup_cost,
+        "warmup_evaluations": recorder.warmup_cost,
         "interrupted": int(interrupted),
         **{f"version_{name}": version(name) for name in LIBRARIES},
     }
     return tree
 
 
-def _make_groups(recorder: Recorder) -> dict[str, Dataset]:
-    """The draws and their statistics, as ArviZ names them."""
+def _make_groups(recorder: Recorder, begin: int, end: int) -> dict[str, Dataset]:
+    """Some of what was recorded, as ArviZ names it."""
     import xarray
 
-    chains, draws, positions = recorder.values("tokens").shape
+    values = {name: recorder.values(name)[:, begin:end] for name in recorder.columns}
+    chains, draws, positions = values["tokens"].shape
     coordinates = {"chain": range(chains), "draw": range(draws)}
     posterior = xarray.Dataset(
-        {"tokens": (("chain", "draw", "position"), recorder.values("tokens"))},
+        {"tokens": (("chain", "draw", "position"), values.pop("tokens"))},
         coords={**coordinates, "position": range(positions)},
     )
-    stats = {
-        name: (("chain", "draw", *FURTHER_DIMENSIONS.get(name, ())), recorder.values(name))
-        for name in recorder.columns
-        if name != "tokens"
-    }
+    stats = {name: (("chain", "draw", *FURTHER_DIMENSIONS.get(name, ())), part) for name, part in values.items()}
     return {"posterior": posterior, "sample_stats": xarray.Dataset(stats, coords=coordinates)}
 
 
