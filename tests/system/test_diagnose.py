@@ -140,6 +140,36 @@ def test_damaged_and_foreign_draws_are_one_line(draws: Path, tmp_path: Path) -> 
     assert "cannot be written" in svs("diagnose", str(draws), "--out", str(blocked), code=2).stderr
 
 
+def test_a_checkpoint_folder_says_what_its_draws_say(tmp_path: Path) -> None:
+    target, folder = sv.verify.sentences(controlled=True), tmp_path / "run"
+    settings: dict[str, Any] = {"draws": 30, "warmup": 5, "thin": 2, "seed": 1, "progress": False}
+    sampler = sv.Cycle(sv.SVS(0.8), sv.Refresh(block=2))
+    kept = sv.sample(target, sampler, **settings, checkpoint=folder, keep_warmup=True)
+    plain = sv.sample(target, sampler, **settings)
+    assert kept["posterior"].to_dataset().identical(plain["posterior"].to_dataset())
+    assert kept["warmup_posterior"]["tokens"].shape == (4, 5, 3)
+    assert sv.diagnose(folder).to_dict() == sv.diagnose(plain).to_dict()
+    with pytest.raises(sv.SamplingError, match="another keep_warmup"):
+        sv.sample(target, sampler, **settings, checkpoint=folder)
+    part = next(folder.glob("draws-*"))
+    data = bytearray(part.read_bytes())
+    data[-1] ^= 1
+    part.write_bytes(data)
+    assert part.name in svs("diagnose", str(folder), code=2).stderr
+    assert "no checkpoint" in svs("diagnose", str(tmp_path), code=2).stderr
+
+
+def test_texts_in_a_checkpoint_are_judged_by_their_steps(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("Near the\nIn the\n")
+    told = svs("sample", "-n", "3", "--prompts", str(prompts), *STUCK, "--checkpoint", str(tmp_path / "run"))
+    assert "prompt 1 of 2: warning: all 3 chains never moved" in told.stderr
+    done = svs("diagnose", str(tmp_path / "run"), "--out", str(tmp_path / "out"), code=1)
+    assert "2 runs: not to be trusted" in done.stdout
+    assert "warning: prompt 2: all 3 chains never moved in 21 steps" in done.stdout
+    assert (tmp_path / "out" / "diagnosis_prompt_2_energy.png").exists()
+
+
 STUCK = ("--ends", "never", "--length", "5", "--scale", "0.001", "--sampler", "svs", "--warmup", "20")
 
 

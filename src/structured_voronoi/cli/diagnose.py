@@ -1,4 +1,4 @@
-"""`svs diagnose`: whether a run can be trusted, from the file that it wrote."""
+"""`svs diagnose`: whether a run can be trusted, from what it wrote."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 def diagnose(
     run: Annotated[
-        Path, Parameter(help="Texts of `svs sample --out` (.jsonl), or draws of `sv.sample` (draws.to_netcdf).")
+        Path,
+        Parameter(
+            help="Texts of `svs sample --out`, draws of `sv.sample` (draws.to_netcdf), or a --checkpoint folder."
+        ),
     ],
     /,
     *,
@@ -27,18 +30,18 @@ def diagnose(
 
     Example: svs diagnose draws.nc --out diagnosis
     """
-    from structured_voronoi.run.diagnosis import diagnose_record
+    from structured_voronoi.run.diagnosis import diagnose_records
     from structured_voronoi.run.diagnosis_files import read_run
 
-    record = read_run(run)
+    records = read_run(run)
     if out is not None:
         from structured_voronoi.models.folders import writable_folder
 
         writable_folder(out, ["diagnosis"])
-    found = diagnose_record(record)
+    found = diagnose_records(records)
     _print(found)
     if out is not None:
-        _write(record, found, out)
+        _write(records, found, out)
     return 0 if found.trusted else 1
 
 
@@ -62,11 +65,15 @@ def _print(found: Diagnosis) -> None:
         print(f"warning: {words}.")
 
 
-def _write(record: Record, found: Diagnosis, out: Path) -> None:
+def _write(records: dict[str, Record], found: Diagnosis, out: Path) -> None:
     from structured_voronoi.experiments.report import table, write_report
     from structured_voronoi.run.diagnosis_pictures import draw_pictures
 
-    pictures = {f"diagnosis_{name}": figure for name, figure in draw_pictures(record, found).items()}
+    pictures = {
+        f"diagnosis_{f'{name}_' if name else ''}{picture}".replace(" ", "_"): figure
+        for name, record in records.items()
+        for picture, figure in draw_pictures(record).items()
+    }
     mixing = table(
         ["", "mean", "sd", "R-hat", "ESS", "ESS in the tails"],
         [[name, *("" if figure is None else figure for figure in figures)] for name, figures in found.mixing.items()],

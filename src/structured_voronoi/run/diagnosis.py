@@ -120,7 +120,7 @@ class Diagnosis:
     about: str
     """Its sampler, chains and draws."""
     mixing: dict[str, Mixing]
-    """By quantity: the energy, every control, the distance to the likeliest draw."""
+    """By quantity: the energy, every control, the distance to the likeliest draw; of several runs, by theirs."""
     figures: dict[str, Any]
     """Numbers, numbers by chain (arrays), and numbers by length (dictionaries)."""
     findings: list[Finding]
@@ -143,11 +143,10 @@ class Diagnosis:
 
     def __str__(self) -> str:
         """All in words: the run, how its energy mixed, the verdict, the warnings."""
-        energy = self.mixing["energy"]
-        said = [self.about]
-        if energy.rhat is not None:
+        said, energy = [self.about], self.mixing.get("energy")
+        if energy is not None and energy.rhat is not None:
             said.append(f"R-hat of the energy {_written_rhat(energy.rhat)}")
-        if energy.ess_bulk is not None and energy.ess_tail is not None:
+        if energy is not None and energy.ess_bulk is not None and energy.ess_tail is not None:
             said.append(f"{energy.ess_bulk:,.0f} effective samples of it ({energy.ess_tail:,.0f} in the tails)")
         return " ".join([f"{'; '.join(said)}: {self.verdict}.", *(f"Warning: {words}." for words in self.warnings)])
 
@@ -191,6 +190,24 @@ def diagnose_record(record: Record) -> Diagnosis:
         *_interruption(record),
     ]
     return Diagnosis(f"{record.sampler}, {what}", mixing, _figures(record), findings, _untold(record))
+
+
+def diagnose_records(records: Mapping[str, Record]) -> Diagnosis:
+    """Everything that can be said of one run, or of several with a name each."""
+    found = {name: diagnose_record(record) for name, record in records.items()}
+    if len(found) == 1:
+        return next(iter(found.values()))
+    return Diagnosis(
+        about=f"{len(found)} runs",
+        mixing={f"{name}: {what}": mixing for name, one in found.items() for what, mixing in one.mixing.items()},
+        figures={f"{name}: {what}": figure for name, one in found.items() for what, figure in one.figures.items()},
+        findings=[
+            Finding(f"{name}: {finding.words}", finding.serious)
+            for name, one in found.items()
+            for finding in one.findings
+        ],
+        untold="; ".join(f"{name}: {one.untold}" for name, one in found.items() if one.untold),
+    )
 
 
 def mixing_of(values: Float[ndarray, "chain draw"]) -> Mixing:
@@ -507,24 +524,29 @@ def record_of_draws(draws: DataTree) -> Record:
     settings = json.loads(attributes.get("sampler_settings", "{}"))
     parts = [part["sampler"] for part in settings.get("samplers", ())]
     return Record(
-        sampler=str(attributes.get("sampler", "a sampler")) + (f"({', '.join(parts)})" if parts else ""),
+        sampler=name_sampler(str(attributes.get("sampler", "a sampler")), parts),
         energy=energy,
         scores=scores,
         tokens=draws["posterior"].to_dataset()["tokens"].values,
         counts=counts,
         steps=energy.shape[1] * int(attributes.get("thin", 1)),
         independent=bool(attributes.get("independent", False)),
-        scale=_find_scale(settings),
+        scale=find_scale(settings),
         asked=int(attributes["draws"]) if attributes.get("interrupted") else None,
     )
 
 
-def _find_scale(settings: Mapping[str, Any]) -> float | None:
+def name_sampler(name: str, parts: Sequence[str]) -> str:
+    """A sampler's name, with those of the samplers that it is made of."""
+    return f"{name}({', '.join(parts)})" if parts else name
+
+
+def find_scale(settings: Mapping[str, Any]) -> float | None:
     """The scale of SVS among the settings of a sampler and of those it is made of."""
     scale = settings.get("scale")
     if isinstance(scale, float | int):
         return float(scale)
-    scales = [_find_scale(part) for part in settings.get("samplers", ()) if isinstance(part, dict)]
+    scales = [find_scale(part) for part in settings.get("samplers", ()) if isinstance(part, dict)]
     return next((scale for scale in scales if scale is not None), None)
 
 
@@ -547,5 +569,5 @@ def record_of_texts(batches: list[Batch], plan: Plan) -> Record:
         counts=counts,
         steps=plan.steps,
         independent=is_independent(plan.sampler),
-        scale=_find_scale(describe_settings(plan.sampler)),
+        scale=find_scale(describe_settings(plan.sampler)),
     )

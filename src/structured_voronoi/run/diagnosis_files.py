@@ -1,4 +1,4 @@
-"""What a run wrote, read back to be judged: draws in a NetCDF file, texts in a JSONL file."""
+"""What a run wrote, read back to be judged: draws in a NetCDF file, texts in a JSONL file, a checkpoint folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from structured_voronoi.errors import SamplingError, one_line
-from structured_voronoi.run.diagnosis import Diagnosis, Record, diagnose_record, record_of_draws
+from structured_voronoi.run.diagnosis import Diagnosis, Record, diagnose_records, record_of_draws
 from structured_voronoi.run.texts import Text
 
 if TYPE_CHECKING:
@@ -22,26 +22,31 @@ NETCDF = b"\x89HDF"
 """How a NetCDF file of `draws.to_netcdf` begins."""
 LINE: dict[str, Any] = {"chain": int, "draw": int, "prompt": str, "text": str, "ended": str, "energy": float | int}
 """What every line of a JSONL file must have."""
-REMEDY = "give a file of `svs sample --out`, or of draws.to_netcdf"
+REMEDY = "give a file of `svs sample --out` or of draws.to_netcdf, or a folder of --checkpoint"
 
 
 def diagnose(run: DataTree | str | Path) -> Diagnosis:
-    """Whether to trust a run: the draws that `sample` returned, or the file that they, or texts, were written to."""
-    return diagnose_record(read_run(Path(run)) if isinstance(run, str | Path) else record_of_draws(run))
+    """Whether to trust a run: the draws that `sample` returned, the file that they, or texts, were written to, or the
+    checkpoint folder."""
+    return diagnose_records(read_run(Path(run)) if isinstance(run, str | Path) else {"": record_of_draws(run)})
 
 
-def read_run(path: Path) -> Record:
-    """The run in a file; an error says what is wrong with a file that holds none."""
+def read_run(path: Path) -> dict[str, Record]:
+    """The run in a file or a folder, by prompt if need be; an error says what is wrong with one that holds none."""
     try:
         if not path.exists():
             raise SamplingError(f"{path} does not exist; {REMEDY}")
+        if path.is_dir():
+            from structured_voronoi.run.diagnosis_checkpoints import read_checkpoint
+
+            return read_checkpoint(path)
         if not path.is_file():
             raise SamplingError(f"{path} is not a file; {REMEDY}")
         with path.open("rb") as file:
             beginning = file.read(len(NETCDF))
         if not beginning:
             raise SamplingError(f"{path} is empty; {REMEDY}")
-        return _read_draws(path) if beginning == NETCDF else _read_texts(path)
+        return {"": _read_draws(path) if beginning == NETCDF else _read_texts(path)}
     except OSError as error:
         raise SamplingError(f"{path} cannot be read ({error.strerror or one_line(error)}); {REMEDY}") from error
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from structured_voronoi.run.diagnosis import LEAST_DRAWS, Diagnosis, Record
+from structured_voronoi.run.diagnosis import LEAST_DRAWS, Diagnosis, Record, diagnose_record
 from structured_voronoi.run.figures import new_figure
 
 if TYPE_CHECKING:
@@ -21,8 +21,9 @@ COLOURS = ("#0b3c5d", "#c8553d", "#0b6e4f", "#e0a030", "#7a4f8a", "#000000")
 BINS = 20
 
 
-def draw_pictures(record: Record, diagnosis: Diagnosis) -> dict[str, Figure]:
+def draw_pictures(record: Record) -> dict[str, Figure]:
     """The pictures that the run has something to show in, by name."""
+    diagnosis = diagnose_record(record)
     chains, draws = record.energy.shape
     pictures = {"energy": _energy_trace(record) if draws > 1 else _energy_histogram(record)}
     if draws >= LEAST_DRAWS and chains > 1:
