@@ -428,7 +428,8 @@ def _summary_of_weights(record: Record) -> Any:
         return None
     from structured_voronoi.run.probability import summarise_weights
 
-    return summarise_weights(record.counts["log_weights"].astype(float).ravel())
+    log_weight = record.counts["log_weights"].astype(float).ravel()
+    return summarise_weights(log_weight - np.max(log_weight, initial=0.0, where=np.isfinite(log_weight)))
 
 
 def _weights(record: Record) -> Iterator[Finding]:
@@ -515,7 +516,11 @@ def _s(count: int) -> str:
 def record_of_draws(draws: DataTree) -> Record:
     """What `sample` returned, or what was read back from a file."""
     stats, attributes = draws["sample_stats"].to_dataset(), draws.attrs
-    counts = {str(name): stats[name].values for name in stats.data_vars if name not in ("energy", "log_factors")}
+    counts = {
+        str(name): column.values
+        for name, column in stats.data_vars.items()
+        if name not in ("energy", "log_factors") and column.dims[:2] == ("chain", "draw")
+    }
     scores = {}
     if "log_factors" in stats:
         factors = stats["log_factors"]
@@ -529,7 +534,7 @@ def record_of_draws(draws: DataTree) -> Record:
         scores=scores,
         tokens=draws["posterior"].to_dataset()["tokens"].values,
         counts=counts,
-        steps=energy.shape[1] * int(attributes.get("thin", 1)),
+        steps=energy.shape[1] * max(1, int(attributes.get("thin", 1))),
         independent=bool(attributes.get("independent", False)),
         scale=find_scale(settings),
         asked=int(attributes["draws"]) if attributes.get("interrupted") else None,

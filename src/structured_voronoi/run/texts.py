@@ -243,13 +243,15 @@ def closing_line(batches: list[Batch], plan: Plan, model: LanguageModel) -> str:
         parts.append("drawn independently")
         if plan.name == "rejection" and evaluations > 1:
             parts.append(f"{1 / evaluations:.2g} of tries accepted")
-    elif steps >= LEAST_STEPS and np.ptp(later) > 0:
+    elif steps >= LEAST_STEPS:
         from structured_voronoi.run.diagnosis import mixing_of
 
-        mixing = mixing_of(later)
-        effective = (mixing.ess_bulk or 0.0) / len(later)
+        mixing, half = mixing_of(later), f"in the last half of {steps} steps"
         compared = "" if mixing.rhat is None else f" (R-hat {mixing.rhat:.2f})"
-        parts.append(f"energy: {effective:.1f} effective samples a chain in the last half of {steps} steps{compared}")
+        effective = (
+            "unchanged" if mixing.ess_bulk is None else f"{mixing.ess_bulk / len(later):.1f} effective samples a chain"
+        )
+        parts.append(f"energy: {effective} {half}{compared}")
     elif plan.starts_at_truth:
         parts.append("chains start from draws of the target, so they need not mix (--warmup 100 shows how they do)")
     else:
