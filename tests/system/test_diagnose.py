@@ -73,6 +73,8 @@ def test_texts_are_looked_at_for_what_they_can_say(tmp_path: Path) -> None:
     assert "a text occurs 6 times although another, that occurs 1 times, is e^8 times as probable" in copied.stdout
     assert "take more particles" in copied.stdout
     svs("diagnose", written(tmp_path / "even.jsonl", lines(30.0, *[30.5] * 4, 31.0)))
+    odd = [*lines(30.0), *(row | {"chain": 1, "food=[red]": [1], "energy": 10**400} for row in lines(1.0))]
+    assert "no finite energy" in svs("diagnose", written(tmp_path / "odd.jsonl", odd), code=1).stdout
     prompts = [row | {"prompt": str(i)} for i, row in enumerate(rows)]
     svs("diagnose", written(tmp_path / "prompts.jsonl", prompts))
 
@@ -102,6 +104,7 @@ def test_several_draws_a_chain_are_compared(tmp_path: Path) -> None:
         (json.dumps(lines(1.0)[0]).encode() + b'\n{"chain": 1, "dr', "line 2 is no JSON"),
         (json.dumps(lines(1.0)[0] | {"energy": None}).encode(), "has no `energy`"),
         (json.dumps(lines(1.0)[0]).encode() + b"\n" + json.dumps(lines(1.0)[0]).encode(), "chain 0 has draw 0 twice"),
+        (b'{"chain": ' + b"9" * 5000 + b"}", "has no `chain`"),
         (b"\xff\xfe\x00", "neither UTF-8 nor NetCDF"),
         (b"\x89HDF\r\n\x1a\n" + bytes(200), "is damaged"),
     ],

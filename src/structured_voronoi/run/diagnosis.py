@@ -45,6 +45,8 @@ LEAST_COPIES, CHANCE = 3, 1e-6
 MOST_VALUES = 500_000
 """R-hat and ESS of more draws than this are taken of some of the chains, spread evenly: sorting takes long."""
 
+DISTANCE = "positions unlike the likeliest draw"
+
 
 @dataclass(frozen=True)
 class Record:
@@ -90,9 +92,6 @@ class Record:
             best = np.unravel_index(np.nanargmin(self.energy), self.energy.shape)
             found[DISTANCE] = (self.tokens != self.tokens[best]).sum(-1).astype(float)
         return found
-
-
-DISTANCE = "positions unlike the likeliest draw"
 
 
 class Mixing(NamedTuple):
@@ -162,9 +161,12 @@ class Diagnosis:
             "verdict": self.verdict,
             "warnings": [finding._asdict() for finding in self.findings],
             "mixing": {name: mixing._asdict() for name, mixing in self.mixing.items()},
-            "figures": {name: np.asarray(value).tolist() if isinstance(value, ndarray) else value
-                        for name, value in self.figures.items()},
-        }  # fmt: skip
+            "figures": {name: _plain(value) for name, value in self.figures.items()},
+        }
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, ndarray) else value
 
 
 def _written(value: Any) -> str:
@@ -262,13 +264,13 @@ def _figures(record: Record) -> dict[str, Any]:
         share = _share(record, part, whole)
         if share is not None:
             found[name] = share
-    if "redraws_by_length" in record.counts:
+    if {"redraws_by_length", "refreshed_by_length"} <= record.counts.keys():
         asked, taken = (record.counts[name].sum((0, 1)) for name in ("redraws_by_length", "refreshed_by_length"))
         found["redraws accepted, by tokens"] = {
             name: float(took / count) for name, count, took in zip(_lengths(), asked, taken, strict=True) if count
         }
     if "diverging" in record.counts:
-        found["trajectories abandoned"] = float(record.counts["diverging"].mean())
+        found["trajectories abandoned"] = _abandoned(record)
     weights = _summary_of_weights(record)
     if weights is not None:
         found["effective share of weights"] = weights.effective_share
@@ -289,6 +291,12 @@ def _lengths() -> list[str]:
 def _share(record: Record, part: str, whole: str) -> float | None:
     some, every = record.total(part), record.total(whole)
     return None if some is None or every is None or not every.sum() else float(some.sum() / every.sum())
+
+
+def _abandoned(record: Record) -> float:
+    """The least share of trajectories that were abandoned: of the steps of a draw it is known whether any was."""
+    diverging = record.counts.get("diverging")
+    return 0.0 if diverging is None else float(diverging.sum(1).mean() / record.steps)
 
 
 def _impossible_draws(record: Record) -> Iterator[Finding]:
@@ -313,13 +321,14 @@ def _copies(record: Record) -> Iterator[Finding]:
     for texts in found.values():
         best = min(texts, key=lambda text: texts[text][0])
         for text, energies in texts.items():
-            share = 1 / (1 + math.exp(min(500.0, energies[0] - texts[best][0])))  # of these two texts
-            times, both = len(energies), len(energies) + len(texts[best])
-            if text != best and times >= LEAST_COPIES and math.comb(both, times) * share**times < CHANCE:
+            times, others, gap = len(energies), len(texts[best]), energies[0] - texts[best][0]
+            ways = math.lgamma(times + others + 1) - math.lgamma(times + 1) - math.lgamma(others + 1)
+            log_chance = ways - times * np.logaddexp(0, gap)  # of so many times, and more, among these two texts
+            if text != best and times >= LEAST_COPIES and log_chance < math.log(CHANCE):
                 yield Finding(
-                    f"a text occurs {times} times although another, that occurs {len(texts[best])} times, is "
-                    f"e^{energies[0] - texts[best][0]:.0f} times as probable: {text[:60]!r}; its chains are copies of "
-                    "one another: take more particles, or a sampler that draws each text anew",
+                    f"a text occurs {times} times although another, that occurs {others} times, is e^{gap:.0f} times "
+                    f"as probable: {text[:60]!r}; its chains are copies of one another: take more particles, or a "
+                    "sampler that draws each text anew",
                     serious=True,
                 )
                 return
@@ -391,10 +400,11 @@ def _disagreement(record: Record, mixing: Mapping[str, Mixing]) -> Iterator[Find
             f"the chains disagree about {said}, so that they depend on where they began: try {_mixing_better(record)}",
             serious=True,
         )
-    effective = {name: found.ess_bulk for name, found in mixing.items() if found.ess_bulk is not None}
-    worst = min(effective, key=lambda name: effective[name] or 0.0, default=None)
-    if worst is not None and not record.one_text and not apart and (effective[worst] or 0.0) < WANTED_EFFECTIVE:
-        count = max(1.0, effective[worst] or 0.0)
+    if apart or record.one_text:
+        return
+    effective = [(found.ess_bulk, name) for name, found in mixing.items() if found.ess_bulk is not None]
+    count, worst = min(effective, default=(math.inf, ""))
+    if count < WANTED_EFFECTIVE:
         yield Finding(
             f"{count:.0f} effective samples of {_quantity(worst)} in {record.energy.size:,} draws: its mean is off by "
             f"{1 / math.sqrt(count):.0%} of its standard deviation; "
@@ -463,11 +473,11 @@ def _lost_steps(record: Record) -> Iterator[Finding]:
             "for NaN in `log_prob`; if one does, Guided() proposes what it allows",
             serious=False,
         )
-    diverging = record.counts.get("diverging")
-    if diverging is not None and diverging.mean() > MOST_DIVERGING:
+    abandoned = _abandoned(record)
+    if abandoned > MOST_DIVERGING:
         smaller = "" if record.scale is None else f", or scale={record.scale / 2:.2g}"
         yield Finding(
-            f"{diverging.mean():.0%} of trajectories were abandoned after too many events, and their chains stayed "
+            f"{abandoned:.0%} of trajectories were abandoned after too many events, and their chains stayed "
             f"where they were: raise max_events{smaller}",
             serious=False,
         )
@@ -519,7 +529,9 @@ def record_of_draws(draws: DataTree) -> Record:
     counts = {
         str(name): column.values
         for name, column in stats.data_vars.items()
-        if name not in ("energy", "log_factors") and column.dims[:2] == ("chain", "draw")
+        if name not in ("energy", "log_factors")
+        and column.dims[:2] == ("chain", "draw")
+        and column.dtype.kind in "biuf"
     }
     scores = {}
     if "log_factors" in stats:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from itertools import groupby
 from pathlib import Path
@@ -26,8 +25,7 @@ REMEDY = "give a file of `svs sample --out` or of draws.to_netcdf, or a folder o
 
 
 def diagnose(run: DataTree | str | Path) -> Diagnosis:
-    """Whether to trust a run: the draws that `sample` returned, the file that they, or texts, were written to, or the
-    checkpoint folder."""
+    """Whether to trust a run: the draws of `sample`, a file that they or texts were written to, a checkpoint folder."""
     return diagnose_records(read_run(Path(run)) if isinstance(run, str | Path) else {"": record_of_draws(run)})
 
 
@@ -102,8 +100,8 @@ def _read_texts(path: Path) -> Record:
 def _read_line(line: str, where: str) -> dict[str, Any]:
     """The text in a line, with its controls; an error says what it lacks."""
     try:
-        row = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
+        row = json.loads(line, parse_int=_read_whole)
+    except (ValueError, RecursionError) as error:
         raise SamplingError(f"{where} is no JSON ({one_line(error, 100)}); {REMEDY}") from error
     for name, kind in LINE.items():
         value = row.get(name) if isinstance(row, dict) else None
@@ -112,24 +110,31 @@ def _read_line(line: str, where: str) -> dict[str, Any]:
     return dict(row)
 
 
+def _read_whole(digits: str) -> int | float:
+    """A whole number; one that no file of ours has is no longer whole, and may be infinite."""
+    return int(digits) if len(digits) < 18 else float(digits)
+
+
 def _record_of_chains(chains: dict[int, list[dict[str, Any]]], prompts: int) -> Record:
     """Texts by chain; a chain that was interrupted later than others is cut to their length."""
     shortest = min(map(len, chains.values()))
     table = [rows[:shortest] for rows in chains.values()]
-    first = table[0][0]
+    every = [row for rows in table for row in rows]
 
     def column(name: str) -> np.ndarray:
-        return np.array([[row.get(name, math.nan) for row in rows] for rows in table], dtype=float)
+        return np.array([[row[name] for row in rows] for rows in table], dtype=float)
 
-    names = [name for name, value in first.items() if name not in Text._fields and isinstance(value, float | int)]
-    texts = [(row["prompt"], row["text"]) for rows in table for row in rows]
+    def is_score(name: str) -> bool:
+        return name not in Text._fields and all(isinstance(row.get(name), float | int) for row in every)
+
+    texts = [(row["prompt"], row["text"]) for row in every]
     again = sum(count for count in Counter(texts).values() if count > 1)
-    ended = [row["ended"] != "no" for rows in table for row in rows]
+    ended = [row["ended"] != "no" for row in every]
     return Record(
         sampler="svs sample",
         energy=column("energy"),
         chains=list(chains),
-        scores={name: column(name) for name in names},
+        scores={name: column(name) for name in every[0] if is_score(name)},
         texts=texts if shortest == 1 else (),
         extra={"prompts": prompts, "texts that occur again": again, "share of texts that ended": float(np.mean(ended))},
     )
