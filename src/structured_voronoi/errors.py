@@ -25,7 +25,7 @@ class NoBoundError(SamplingError):
     """Scores have no bound, or exceed the declared one, so that rejection would not be exact."""
 
 
-def one_line(error: Exception, longest: int = 200) -> str:
+def one_line(error: BaseException, longest: int = 200) -> str:
     """The message of somebody else's error on one line, cut where it goes on and on."""
     return " ".join(str(error).split())[:longest]
 

@@ -25,6 +25,7 @@ runs = App(name="runs", help="Look at runs that were kept with --checkpoint.")
 COMMANDS = (
     (app, "sample", "sample:sample", "Draw texts from a language model, under control if you like."),
     (app, "probability", "probability:probability", "Estimate how probable it is that a model satisfies controls."),
+    (app, "diagnose", "diagnose:diagnose", "Say whether a run can be trusted, from what it wrote."),
     (app, "verify", "verify:verify", "Check every sampler against targets whose truth is known."),
     (app, "reproduce", "reproduce:reproduce", "Reproduce a table or figure of the paper, or one of ours."),
     (app, "ls", "ls:ls", "List models, samplers, targets, controls and experiments."),

@@ -13,7 +13,7 @@ from structured_voronoi.contracts import Control, Start
 from structured_voronoi.errors import SamplingError, check_count, check_seed
 from structured_voronoi.problem.problem import bind
 from structured_voronoi.run.presets import DEFAULT_LENGTH, TEXT_SCALE, Plan, Scale, check_sampler_name, plan_texts
-from structured_voronoi.run.texts import Batch, Text, closing_line, draw_for_prompts, draw_texts
+from structured_voronoi.run.texts import Batch, Text, closing_line, closing_warnings, draw_for_prompts, draw_texts
 from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.ending import Ends
 from structured_voronoi.targets.language_model import LanguageModel
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from structured_voronoi.run.checkpoints import Checkpoint
 
+SHOWN = 8
+"""Texts that are shown of all."""
 Say = Callable[[str], None]
 """Takes what a person at the screen would want to know."""
 
@@ -89,7 +91,19 @@ class Generated:
         Path(path).write_text("".join(lines), encoding="utf-8")
 
     def __repr__(self) -> str:
-        return "\n".join([f"{len(self.draws)} texts; {self.diagnosis}", *self.texts])
+        """The diagnosis and the first texts, a line each."""
+        count = len(self.draws)
+        shown = [" ".join(f"{draw.prompt}{draw.text}".split()) for draw in self.draws[:SHOWN]]
+        more = [f"… and {count - SHOWN} more in .texts"] if count > SHOWN else []
+        return "\n".join([self.diagnosis, *shown, *more])
+
+    def _repr_html_(self) -> str:
+        """The same as a table, with the energy and the controls."""
+        from structured_voronoi.run.notebook import summary_html
+
+        hidden = {"chain", "draw", "tokens", "log_prob"}
+        rows = [{key: value for key, value in draw.line().items() if key not in hidden} for draw in self.draws[:SHOWN]]
+        return summary_html(self.diagnosis, rows)
 
 
 def generate(
@@ -183,6 +197,8 @@ def _draw(
             batches.append(batch)
             yield batch
         conclude(f"{label}{closing_line(batches, plan, model)}")
+        for words in closing_warnings(batches, plan):
+            conclude(f"{label}warning: {words}.")
 
 
 def _plan(request: Request, target: LanguageModel | Controlled, kept: Checkpoint | None, number: int) -> Plan:

@@ -31,18 +31,26 @@ from structured_voronoi.progress import progress_bar
 from structured_voronoi.streams import Rng
 
 if TYPE_CHECKING:
-    from xarray import DataTree
+    from xarray import Dataset, DataTree
 
     from structured_voronoi.run.checkpoints import Checkpoint
 
 LIBRARIES = ("structured-voronoi", "torch", "numpy", "xarray")
+FURTHER_DIMENSIONS = {
+    "redraws_by_length": ("redraw_length",),
+    "refreshed_by_length": ("redraw_length",),
+    "log_weights": ("try",),
+}
+"""Of fields of Info that have more than a number a chain."""
 
 
 class Recorder:
-    """The draws and statistics so far, in tensors that are filled as the chains go along."""
+    """The draws and statistics so far, after the warm-up if that is kept, in tensors that are filled step by step."""
 
-    def __init__(self, draws: int, warmup: int = 0, thin: int = 1) -> None:
-        self.total, self.warmup, self.thin = draws, warmup, thin
+    def __init__(self, draws: int, warmup: int = 0, thin: int = 1, keep_warmup: bool = False) -> None:
+        self.draws, self.warmup, self.thin = draws, warmup, thin
+        self.warm = warmup if keep_warmup else 0
+        """Rows that belong to the warm-up."""
         self.steps = self.count = self.warmup_cost = 0
         self.pending: Any = None
         """What was reported since the last draw."""
@@ -50,25 +58,30 @@ class Recorder:
 
     @property
     def all_steps(self) -> int:
-        return self.warmup + self.total * self.thin
+        return self.warmup + self.draws * self.thin
 
     def add(self, tokens: Tensor, info: Info) -> None:
         """Count one step of all chains; the last of ``thin`` steps makes a draw."""
         self.steps += 1
         if self.steps <= self.warmup:
             self.warmup_cost += int(info.evaluations.sum())
+            if self.warm:
+                self._append_row(tokens, info)
             return
         self.pending = info if self.pending is None else merge_infos(self.pending, info)
         if (self.steps - self.warmup) % self.thin == 0:
-            reported = {name: part for name, part in self.pending._asdict().items() if part is not None}
-            self.append({name: part[None] for name, part in ({"tokens": tokens} | reported).items()})
+            self._append_row(tokens, self.pending)
             self.pending = None
+
+    def _append_row(self, tokens: Tensor, info: Info) -> None:
+        reported = {name: part for name, part in info._asdict().items() if part is not None}
+        self.append({name: part[None] for name, part in ({"tokens": tokens} | reported).items()})
 
     def append(self, columns: dict[str, Tensor]) -> None:
         """Further draws, (draw, chain, …) each column."""
         for name, part in columns.items():
             if name not in self.columns:
-                self.columns[name] = torch.empty((self.total, *part.shape[1:]), dtype=part.dtype)
+                self.columns[name] = torch.empty((self.warm + self.draws, *part.shape[1:]), dtype=part.dtype)
             self.columns[name][self.count : self.count + len(part)] = part.cpu()
         self.count += len(columns["tokens"])
 
@@ -110,6 +123,7 @@ def sample(
     start: Start = None,
     checkpoint: str | Path | None = None,
     progress: bool = True,
+    keep_warmup: bool = False,
 ) -> DataTree:
     """Draw from a target.
 
@@ -118,7 +132,9 @@ def sample(
     goes along; the same call goes on with it, whatever has stopped it, and another one is refused. The result follows
     the ArviZ convention:
     ``["posterior"]["tokens"]`` has dimensions (chain, draw, position), ``["sample_stats"]`` holds the energy and the
-    counts of each draw, and the attributes hold every setting, the versions, and the cost of the warm-up.
+    counts of each draw, and the attributes hold every setting, the versions, the cost of the warm-up and, in words,
+    the ``diagnosis``: whether to trust the run. With ``keep_warmup`` the steps of the warm-up are in
+    ``["warmup_posterior"]`` and ``["warmup_sample_stats"]``.
     """
     for name, value, least in (
         ("chains", chains, 1),
@@ -140,19 +156,22 @@ def sample(
             from structured_voronoi.run.stored import describe, describe_sampler
 
             kept = stack.enter_context(Checkpoint(checkpoint))
-            kept.begin(
-                "sv.sample", problem, {**settings, "start": describe(start), "sampler": describe_sampler(sampler)}
-            )
+            more = {"keep_warmup": keep_warmup, "start": describe(start), "sampler": describe_sampler(sampler)}
+            kept.begin("sv.sample", problem, {**settings, **more})
             sampler = kept.tuned(sampler, problem, seed, start)
         settings["warmup"] = 0 if is_independent(sampler) else warmup
-        recorder, interrupted = Recorder(draws, settings["warmup"], thin), True
+        recorder, interrupted = Recorder(draws, settings["warmup"], thin, keep_warmup), True
         with contextlib.suppress(KeyboardInterrupt), progress_bar(recorder.all_steps, progress) as tick:
             for info in _advance(sampler, problem, rng, start, recorder, kept):
                 tick(f"energy {float(info.energy.mean()):.2f}")
             interrupted = False
-    if recorder.count == 0:
+    if recorder.count <= recorder.warm:
         raise SamplingError("interrupted before the first draw: nothing to return; run again with a shorter warm-up")
-    return _make_tree(recorder, sampler, problem, settings, recorder.warmup_cost, interrupted)
+    from structured_voronoi.run.conclusion import conclude
+
+    tree = _make_tree(recorder, sampler, problem, settings, interrupted)
+    conclude(tree, problem, progress)
+    return tree
 
 
 def _advance(
@@ -184,45 +203,50 @@ def _advance(
 
 
 def _make_tree(
-    recorder: Recorder,
-    sampler: Sampler,
-    problem: Problem,
-    settings: dict[str, int],
-    warmup_cost: int,
-    interrupted: bool,
+    recorder: Recorder, sampler: Sampler, problem: Problem, settings: dict[str, int], interrupted: bool
 ) -> DataTree:
-    import xarray
+    from structured_voronoi.run.notebook import Draws
 
-    stats = {name: (("chain", "draw"), recorder.values(name)) for name in recorder.columns if name != "tokens"}
-    chains, draws, positions = recorder.values("tokens").shape
-    coordinates = {"chain": range(chains), "draw": range(draws)}
-    posterior = xarray.Dataset(
-        {"tokens": (("chain", "draw", "position"), recorder.values("tokens"))},
-        coords={**coordinates, "position": range(positions)},
-    )
-    tree = xarray.DataTree.from_dict(
-        {"posterior": posterior, "sample_stats": xarray.Dataset(stats, coords=coordinates)}
-    )
+    groups = _make_groups(recorder, recorder.warm, recorder.count)
+    if recorder.warm:
+        groups |= {f"warmup_{name}": group for name, group in _make_groups(recorder, 0, recorder.warm).items()}
+    tree = Draws.from_dict(groups)
     tree.attrs = {
         "sampler": type(sampler).__name__,
-        "sampler_settings": json.dumps(_describe_settings(sampler), default=repr),
+        "sampler_settings": json.dumps(describe_settings(sampler), default=repr),
         "target": problem.name,
         **settings,
-        "warmup_evaluations": warmup_cost,
+        "independent": int(is_independent(sampler)),
+        "warmup_evaluations": recorder.warmup_cost,
         "interrupted": int(interrupted),
         **{f"version_{name}": version(name) for name in LIBRARIES},
     }
     return tree
 
 
-def _describe_settings(sampler: Sampler) -> dict[str, Any]:
+def _make_groups(recorder: Recorder, begin: int, end: int) -> dict[str, Dataset]:
+    """Some of what was recorded, as ArviZ names it."""
+    import xarray
+
+    values = {name: recorder.values(name)[:, begin:end] for name in recorder.columns}
+    chains, draws, positions = values["tokens"].shape
+    coordinates = {"chain": range(chains), "draw": range(draws)}
+    posterior = xarray.Dataset(
+        {"tokens": (("chain", "draw", "position"), values.pop("tokens"))},
+        coords={**coordinates, "position": range(positions)},
+    )
+    stats = {name: (("chain", "draw", *FURTHER_DIMENSIONS.get(name, ())), part) for name, part in values.items()}
+    return {"posterior": posterior, "sample_stats": xarray.Dataset(stats, coords=coordinates)}
+
+
+def describe_settings(sampler: Sampler) -> dict[str, Any]:
     """The settings of a sampler, and of those it is made of, by name."""
     if not dataclasses.is_dataclass(sampler):
         return {"repr": repr(sampler)}
     settings = {field.name: getattr(sampler, field.name) for field in dataclasses.fields(sampler)}
     parts = settings.get("samplers")
     if isinstance(parts, tuple):
-        settings["samplers"] = [{"sampler": type(part).__name__, **_describe_settings(part)} for part in parts]
+        settings["samplers"] = [{"sampler": type(part).__name__, **describe_settings(part)} for part in parts]
     return settings
 
 

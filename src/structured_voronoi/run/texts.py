@@ -229,7 +229,6 @@ def _how_it_ended(model: LanguageModel, tokens: Int[Tensor, " n"]) -> Ended:
 
 def closing_line(batches: list[Batch], plan: Plan, model: LanguageModel) -> str:
     """Whether the chains mixed, or need not: effective samples, tokens changed, what was accepted, cost."""
-    energies = np.concatenate([batch.energies for batch in batches])
     first, last = (np.concatenate(part) for part in zip(*((one.first, one.last) for one in batches), strict=True))
     is_token = np.ones_like(last, dtype=bool) if model.padding is None else (last != model.padding) | (first != last)
     changed = float((last != first)[is_token].mean()) if is_token.any() else 0.0
@@ -237,19 +236,22 @@ def closing_line(batches: list[Batch], plan: Plan, model: LanguageModel) -> str:
     lost = sum(int(batch.info.nonfinite.sum()) for batch in batches)
     limit = "" if model.padding is None else "at most "
     parts = [f"{len(last)} text{'s' if len(last) > 1 else ''} of {limit}{model.length} tokens"]
-    steps, independent = energies.shape[1], is_independent(plan.sampler)
-    later = energies[:, steps // 2 :]  # without the way from the start
+    steps, independent, later = plan.steps, is_independent(plan.sampler), later_energies(batches)
     if plan.mixing:
         parts.append(plan.mixing)
     elif independent:
         parts.append("drawn independently")
         if plan.name == "rejection" and evaluations > 1:
             parts.append(f"{1 / evaluations:.2g} of tries accepted")
-    elif steps >= LEAST_STEPS and np.ptp(later) > 0:
-        import arviz_stats
+    elif steps >= LEAST_STEPS:
+        from structured_voronoi.run.diagnosis import mixing_of
 
-        effective = float(arviz_stats.ess(later)) / len(later)
-        parts.append(f"energy: {effective:.1f} effective samples a chain in the last half of {steps} steps")
+        mixing, half = mixing_of(later), f"in the last half of {steps} steps"
+        compared = "" if mixing.rhat is None else f" (R-hat {mixing.rhat:.2f})"
+        effective = (
+            "unchanged" if mixing.ess_bulk is None else f"{mixing.ess_bulk / len(later):.1f} effective samples a chain"
+        )
+        parts.append(f"energy: {effective} {half}{compared}")
     elif plan.starts_at_truth:
         parts.append("chains start from draws of the target, so they need not mix (--warmup 100 shows how they do)")
     else:
@@ -266,3 +268,18 @@ def closing_line(batches: list[Batch], plan: Plan, model: LanguageModel) -> str:
     if lost:
         parts.append(f"{lost} proposals were impossible (no finite energy) and refused")
     return "; ".join(parts) + ("." if plan.is_exact else ". This sampler is not exact.")
+
+
+def later_energies(batches: list[Batch]) -> np.ndarray:
+    """(chain, step): in the second half of the steps, without the way from the start."""
+    energies = np.concatenate([batch.energies for batch in batches])
+    return energies[:, energies.shape[1] // 2 :]
+
+
+def closing_warnings(batches: list[Batch], plan: Plan) -> list[str]:
+    """What speaks against the texts, in words with the remedies; a few steps without weights have nothing to tell."""
+    if plan.steps < LEAST_STEPS and batches[0].info.log_weights is None:
+        return []
+    from structured_voronoi.run.diagnosis import diagnose_record, record_of_texts
+
+    return diagnose_record(record_of_texts(batches, plan)).warnings
