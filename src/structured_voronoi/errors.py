@@ -5,12 +5,19 @@ from __future__ import annotations
 import difflib
 import inspect
 import numbers
+import os
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, get_args
 
 LIKENESS = 0.85
 """How alike, from 0 to 1, an attribute's name must be to an ability's to be taken for a misspelling of it."""
+MOST_COUNT = 10**9
+"""The largest count that anybody can mean: nothing of which there are more would ever be done."""
+SMALLEST, LARGEST = 1e-12, 1e12
+"""Settings lie between these: beyond them squares and quotients leave single precision."""
+MOST_SEED = 2**63 - 1
+"""The largest seed that fits into 64 bits, which is what files have."""
 
 
 class SamplingError(Exception):
@@ -25,7 +32,11 @@ class NoBoundError(SamplingError):
     """Scores have no bound, or exceed the declared one, so that rejection would not be exact."""
 
 
-def one_line(error: Exception, longest: int = 200) -> str:
+class OutOfTimeError(SamplingError):
+    """A control took longer for some texts than it may."""
+
+
+def one_line(error: BaseException, longest: int = 200) -> str:
     """The message of somebody else's error on one line, cut where it goes on and on."""
     return " ".join(str(error).split())[:longest]
 
@@ -39,12 +50,17 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def check_positive(**values: float | None) -> None:
-    """Refuse settings that are not positive finite numbers; None stands for "not set"."""
+    """Refuse settings that are not positive numbers of a size to compute with; None stands for "not set"."""
     for name, value in values.items():
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < value < float("inf"):
             raise SamplingError(f"{name} = {value!r} is not a positive number; choose one, for example {name}=0.5")
+        if not SMALLEST <= value <= LARGEST:
+            raise SamplingError(
+                f"{name} = {value!r} is beyond what can be computed with; choose a number from {SMALLEST:g} to "
+                f"{LARGEST:g}, for example {name}=0.5"
+            )
 
 
 def check_finite(**values: float) -> None:
@@ -54,11 +70,25 @@ def check_finite(**values: float) -> None:
             raise SamplingError(f"{name} = {value!r} is not a finite number; choose one, for example {name}=1.0")
 
 
-def check_count(**values: int) -> None:
-    """Refuse settings that are not whole numbers of at least 1."""
+def check_count(least: int = 1, **values: int) -> None:
+    """Refuse settings that are not whole numbers of at least so much, or that are absurdly large."""
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-            raise SamplingError(f"{name} = {value!r} is not a whole number of at least 1; choose one")
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+            raise SamplingError(f"{name} = {value!r} is not a whole number of at least {least}; choose one")
+        if value > MOST_COUNT:
+            raise SamplingError(f"{name} = {value} is more than {MOST_COUNT:,}; choose a smaller number")
+
+
+def check_memory(needed: float, what: str) -> None:
+    """Refuse what would take more memory than this machine has, before the work starts; ``what`` names it."""
+    if not hasattr(os, "sysconf"):  # Windows does not say
+        return
+    present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > present:
+        raise SamplingError(
+            f"{what} would take about {needed / 2**30:,.0f} GiB of memory, and this machine has "
+            f"{present / 2**30:,.0f}; ask for less at a time"
+        )
 
 
 def check_choice(literal: object, **values: object) -> None:
@@ -69,9 +99,13 @@ def check_choice(literal: object, **values: object) -> None:
 
 
 def check_seed(seed: int, option: str = "--seed") -> None:
-    """Refuse a negative seed of the command line."""
+    """Refuse a seed of the command line that is negative or has more than 63 bits."""
+    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
+        raise SamplingError(f"{option} {seed!r} is not a whole number; use 0 or more")
     if seed < 0:
         raise SamplingError(f"{option} {seed} is negative; use 0 or more")
+    if seed > MOST_SEED:
+        raise SamplingError(f"{option} {seed} has more than 63 bits; use a number below 2**63")
 
 
 def refuse_misspelt(owner: object, abilities: Mapping[str, str], role: str) -> None:
@@ -112,7 +146,9 @@ def usable_device(device: Any) -> Any:
     import torch
 
     try:
-        return torch.empty(0, device=device).device
+        tensor = torch.zeros(1, device=device)
+        tensor.item()  # the device `meta` makes tensors, but there is nothing in them
+        return tensor.device
     except Exception as error:  # torch raises many kinds
         raise SamplingError(
             f"device {str(device)!r} cannot be used here ({one_line(error, 120)}); use cpu, or a device you have"

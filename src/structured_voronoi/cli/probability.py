@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from structured_voronoi.cli.numbers import WHOLE
 from structured_voronoi.errors import SamplingError, check_seed
 from structured_voronoi.run.presets import DEFAULT_LENGTH, ENDS_HELP, LENGTH_HELP, STOP_HELP, written_ending
 
@@ -23,11 +24,11 @@ def probability(
         str, Parameter(help="`bundled`, a name of `svs models ls`, a Hugging Face hub name, a folder, or a .gguf file.")
     ] = "bundled",
     prompt: Annotated[str, Parameter(help="Text on the left.")] = "",
-    length: Annotated[int, Parameter(help=LENGTH_HELP)] = DEFAULT_LENGTH,
+    length: Annotated[int, WHOLE, Parameter(help=LENGTH_HELP)] = DEFAULT_LENGTH,
     ends: Annotated[str | None, Parameter(help=ENDS_HELP)] = None,
     stop: Annotated[list[str] | None, Parameter(help=STOP_HELP)] = None,
-    texts: Annotated[int, Parameter(help="Weighted texts; half as many are drawn to learn from.")] = 2048,
-    seed: Annotated[int, Parameter(help="Seed of all random streams.")] = 0,
+    texts: Annotated[int, WHOLE, Parameter(help="Weighted texts; half as many are drawn to learn from.")] = 2048,
+    seed: Annotated[int, WHOLE, Parameter(help="Seed of all random streams.")] = 0,
     monte_carlo: Annotated[
         bool, Parameter(help="Also draw as many texts of the model itself, and count those that fit.", negative="")
     ] = False,

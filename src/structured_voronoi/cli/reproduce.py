@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from structured_voronoi.cli.numbers import WHOLE
 from structured_voronoi.errors import SamplingError, check_seed, did_you_mean
 from structured_voronoi.experiments import EXPERIMENTS, Experiment
 
@@ -23,9 +24,9 @@ def reproduce(
     *,
     out: Annotated[Path, Parameter(help="Folder for NAME.json, NAME.md and pictures.")] = Path("results"),
     runs: Annotated[
-        int | None, Parameter(help="Independent runs (chains); the default is the experiment's own.")
+        int | None, WHOLE, Parameter(help="Independent runs (chains); the default is the experiment's own.")
     ] = None,
-    seed: Annotated[int | None, Parameter(help="Seed; the default is the experiment's own.")] = None,
+    seed: Annotated[int | None, WHOLE, Parameter(help="Seed; the default is the experiment's own.")] = None,
     data: Annotated[
         str | None,
         Parameter(help=f"{WITH_DATA}: train a language model on these texts first (kept in the cache)."),

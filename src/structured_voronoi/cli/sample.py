@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from structured_voronoi.cli.numbers import WHOLE
 from structured_voronoi.errors import SamplingError, check_seed
 from structured_voronoi.run.presets import (
     DEFAULT_LENGTH,
@@ -43,10 +44,10 @@ def sample(
     ] = False,
     system: Annotated[str, Parameter(help="The system message of a chat.")] = "",
     suffix: Annotated[str, Parameter(help="Text on the right: the model fills the gap.")] = "",
-    length: Annotated[int, Parameter(help=LENGTH_HELP)] = DEFAULT_LENGTH,
+    length: Annotated[int, WHOLE, Parameter(help=LENGTH_HELP)] = DEFAULT_LENGTH,
     ends: Annotated[str | None, Parameter(help=ENDS_HELP)] = None,
     stop: Annotated[list[str] | None, Parameter(help=STOP_HELP)] = None,
-    n: Annotated[int, Parameter(name="-n", help="Texts, each from a chain of its own.")] = 8,
+    n: Annotated[int, WHOLE, Parameter(name="-n", help="Texts, each from a chain of its own.")] = 8,
     sampler: Annotated[
         str,
         Parameter(
@@ -60,14 +61,15 @@ def sample(
     ] = TEXT_SCALE,
     warmup: Annotated[
         int | None,
+        WHOLE,
         Parameter(
             help="Steps of each chain before its text. Default: none where chains start at the truth; for guided, as "
             "many as leave 1 % of texts dependent on their start, by the effective share in a pilot; else 100."
         ),
     ] = None,
-    thin: Annotated[int, Parameter(help="Further steps to the text.")] = 1,
+    thin: Annotated[int, WHOLE, Parameter(help="Further steps to the text.")] = 1,
     start: Annotated[Literal["ancestral", "random"], Parameter(help="Where chains start.")] = "ancestral",
-    seed: Annotated[int, Parameter(help="Seed of all random streams.")] = 0,
+    seed: Annotated[int, WHOLE, Parameter(help="Seed of all random streams.")] = 0,
     control: Annotated[
         list[str] | None,
         Parameter(

@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from structured_voronoi.cli.numbers import WHOLE
 from structured_voronoi.errors import SamplingError, check_seed
 
-Seed = Annotated[int, Parameter(help="Seed of all random streams.")]
+Seed = Annotated[int, WHOLE, Parameter(help="Seed of all random streams.")]
 
 
 def train_lm(
@@ -85,7 +86,7 @@ def train_classifier(
         Literal["light", "probe"], Parameter(help="On the model's embeddings, or a BiLSTM on its hidden states.")
     ] = "light",
     epochs: Annotated[float | None, Parameter(help="Passes over the texts; four or more if left out.")] = None,
-    limit: Annotated[int | None, Parameter(help="Read no more texts than this.")] = None,
+    limit: Annotated[int | None, WHOLE, Parameter(help="Read no more texts than this.")] = None,
     seed: Seed = 0,
     device: Annotated[str, Parameter(help="cpu, cuda, …")] = "cpu",
 ) -> int:

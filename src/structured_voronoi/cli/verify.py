@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from structured_voronoi.cli.numbers import WHOLE
 from structured_voronoi.errors import SamplingError, check_seed
 
 if TYPE_CHECKING:
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
 def verify(
     *,
-    chains: Annotated[int, Parameter(help="Chains started at the truth; more see a smaller bias.")] = 20_000,
-    seed: Annotated[int, Parameter(help="Seed of all random streams.")] = 0,
+    chains: Annotated[int, WHOLE, Parameter(help="Chains started at the truth; more see a smaller bias.")] = 20_000,
+    seed: Annotated[int, WHOLE, Parameter(help="Seed of all random streams.")] = 0,
 ) -> int:
     """Check every sampler against targets whose truth is known.
 

@@ -25,6 +25,7 @@ from typing import Any
 from structured_voronoi import controls
 from structured_voronoi.contracts import Control
 from structured_voronoi.errors import SamplingError, did_you_mean
+from structured_voronoi.user_code import user_code
 
 COUNTED = ("words", "characters")
 """What can be counted in a text: the names of the predicates that do."""
@@ -113,13 +114,9 @@ def _import_control(written: str) -> Any:
     module, _, name = written.partition(":")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    try:
+    remedy = "run the command where the file is"
+    with user_code(f"the control {written!r}: {module}", remedy, what="cannot be imported"):
         attribute = getattr(importlib.import_module(module), name, None)
-    except Exception as error:  # importing runs the user's code, which may raise anything
-        raise SamplingError(
-            f"the control {written!r}: {module} cannot be imported ({type(error).__name__}: {error}); "
-            "run the command where the file is"
-        ) from error
     if not callable(attribute) and not isinstance(attribute, Control):
         raise SamplingError(f"the control {written!r}: {module} has no function or control {name!r}; check its name")
     return attribute
