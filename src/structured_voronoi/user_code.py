@@ -42,8 +42,8 @@ def user_code(who: str, remedy: str, seconds: float | None = None, what: str = "
         raise
     except _Alarm as alarm:
         raise OutOfTimeError(
-            f"{who} took more than {seconds:g} s ({_place(alarm)}it was still at work); make it faster, or give it more time: "
-            "--control-timeout on the command line, timeout= in Python"
+            f"{who} took more than {seconds:g} s ({_place(alarm)}still at work); make it faster, or give it more time "
+            "(--control-timeout on the command line, timeout= in Python)"
         ) from None
     except BaseException as error:  # SystemExit too: it would end the command without a word
         raise SamplingError(

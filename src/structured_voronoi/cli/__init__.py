@@ -48,12 +48,15 @@ def run(words: list[str], debug: bool = False) -> int:
     except CycloptsError as error:
         print(f"svs: {' '.join(str(error).split())} See `svs --help`.", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        raise
     except Exception as error:
         from structured_voronoi.errors import SamplingError
 
-        if debug or not isinstance(error, SamplingError):
+        if debug or not isinstance(error, (SamplingError, OSError, MemoryError)):
             raise
-        print(f"svs: {' '.join(str(error).split())}", file=sys.stderr)
+        remedy = "" if isinstance(error, SamplingError) else "; make room, or ask for less or for another place"
+        print(f"svs: {' '.join(str(error).split()) or type(error).__name__}{remedy}", file=sys.stderr)
         return 2
 
 
@@ -68,6 +71,8 @@ def main() -> None:
     """Run the command that was typed."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait in vain would slow a busy machine down
     gc.set_threshold(100_000)  # collecting garbage amid the imports of thousands of modules takes a second
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # the terminal may lack a letter
     words = [word for word in sys.argv[1:] if word != "--debug"]
     try:
         code = run(words, debug=len(words) < len(sys.argv) - 1)

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from structured_voronoi.cli.numbers import WHOLE
-from structured_voronoi.errors import SamplingError, check_seed
-from structured_voronoi.run.presets import DEFAULT_LENGTH, ENDS_HELP, LENGTH_HELP, STOP_HELP, written_ending
+from structured_voronoi.errors import SamplingError, check_count, check_positive, check_seed
+from structured_voronoi.run.presets import (
+    CONTROL_TIMEOUT_HELP,
+    DEFAULT_LENGTH,
+    ENDS_HELP,
+    LENGTH_HELP,
+    STOP_HELP,
+    written_ending,
+)
+from structured_voronoi.user_code import CONTROL_SECONDS
 
 if TYPE_CHECKING:
     from structured_voronoi.run.probability import Probability
@@ -35,6 +45,7 @@ def probability(
     as_json: Annotated[bool, Parameter(name="--json", help="One line of JSON.")] = False,
     device: Annotated[str, Parameter(help="cpu, cuda, …")] = "cpu",
     dtype: Annotated[str, Parameter(help="float32, float64, bfloat16 or float16.")] = "float32",
+    control_timeout: Annotated[float, Parameter(help=CONTROL_TIMEOUT_HELP)] = CONTROL_SECONDS,
 ) -> int:
     """Estimate the probability that a model's text satisfies the controls, also where it is tiny.
 
@@ -48,18 +59,21 @@ def probability(
     check_seed(seed)
     if texts < 64:
         raise SamplingError(f"--texts {texts} are too few for an interval; use 64 or more")
+    check_count(texts=texts)
+    check_positive(control_timeout=control_timeout)
 
-    from structured_voronoi.controls.parsing import parse_control
+    from structured_voronoi.run.generation import read_controls
     from structured_voronoi.run.probability import probability as estimate
     from structured_voronoi.targets.controlled import Controlled
     from structured_voronoi.targets.language_model import LanguageModel
 
-    controls = dict(parse_control(written, device) for written in control)
-    language_model = LanguageModel.load(
-        model, prompt=prompt, length=length, **written_ending(ends, stop), device=device, dtype=dtype
-    )
-    target = Controlled(language_model, controls)
-    found = estimate(target, texts=texts, seed=seed, keep=True, monte_carlo=monte_carlo)
+    with contextlib.redirect_stdout(sys.stderr):  # a control may print, but not into the result
+        controls = read_controls(control, device)
+        language_model = LanguageModel.load(
+            model, prompt=prompt, length=length, **written_ending(ends, stop), device=device, dtype=dtype
+        )
+        target = Controlled(language_model, controls, control_timeout)
+        found = estimate(target, texts=texts, seed=seed, keep=True, monte_carlo=monte_carlo)
     if as_json:
         print(json.dumps({**_as_numbers(found), "verdict": found.verdict}, ensure_ascii=False, allow_nan=False))
         return 0

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Any, Literal, TextIO
 
 from cyclopts import Parameter
 
 from structured_voronoi.cli.numbers import WHOLE
 from structured_voronoi.errors import SamplingError, check_seed
 from structured_voronoi.run.presets import (
+    CONTROL_TIMEOUT_HELP,
     DEFAULT_LENGTH,
+    DEFAULT_PATIENCE,
     ENDS_HELP,
     LENGTH_HELP,
     STOP_HELP,
@@ -22,9 +25,7 @@ from structured_voronoi.run.presets import (
     check_sampler_name,
     written_ending,
 )
-
-if TYPE_CHECKING:
-    from structured_voronoi.contracts import Control
+from structured_voronoi.user_code import CONTROL_SECONDS
 
 
 def sample(
@@ -81,6 +82,10 @@ def sample(
     out: Annotated[Path | None, Parameter(help="JSONL file, one line a text.")] = None,
     device: Annotated[str, Parameter(help="cpu, cuda, …")] = "cpu",
     dtype: Annotated[str, Parameter(help="float32, float64, bfloat16 or float16.")] = "float32",
+    patience: Annotated[
+        float, Parameter(help="Seconds of computing after which rejection gives up if it has accepted no text at all.")
+    ] = DEFAULT_PATIENCE,
+    control_timeout: Annotated[float, Parameter(help=CONTROL_TIMEOUT_HELP)] = CONTROL_SECONDS,
 ) -> int:
     """Draw texts from a language model, under control if you like; they appear as they come.
 
@@ -98,15 +103,13 @@ def sample(
         from structured_voronoi.run.prompt_files import read_prompts
 
         asked = read_prompts(prompts, prompt_column)
-    controls: dict[Control, float] = {}
-    if control:
-        from structured_voronoi.controls.parsing import parse_control
-
-        controls = dict(parse_control(written, device) for written in control)
     _check_writable(out)
 
-    from structured_voronoi.run.generation import Request, fulfil
+    from structured_voronoi.run.generation import Request, fulfil, read_controls
 
+    stdout = sys.stdout
+    with contextlib.redirect_stdout(sys.stderr):  # a control may print, but not among the texts
+        controls = read_controls(control or [], device)
     request = Request(
         model,
         asked,
@@ -125,32 +128,46 @@ def sample(
         seed=seed,
         device=device,
         dtype=dtype,
+        patience=patience,
+        control_timeout=control_timeout,
     )
 
     def say(words: str) -> None:
         print(f"svs: {words}", file=sys.stderr)
 
-    with contextlib.ExitStack() as stack:
+    with contextlib.redirect_stdout(sys.stderr), contextlib.ExitStack() as stack:
         file = None
         for batch in fulfil(request, say, say):
             if out is not None and file is None:  # what is in the file stays until there is something to write
                 file = stack.enter_context(out.open("w", encoding="utf-8"))
             for text in batch.texts:
-                print(text.text if prompts is None else f"{text.prompt} →{text.text}", flush=True)
+                print(text.text if prompts is None else f"{text.prompt} →{text.text}", flush=True, file=stdout)
                 if file is not None:
-                    file.write(json.dumps(text.line(), ensure_ascii=False, allow_nan=False) + "\n")
-                    file.flush()
+                    _write_line(file, text.line())
     return 0
 
 
+def _write_line(file: TextIO, line: dict[str, Any]) -> None:
+    try:
+        file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+        file.flush()
+    except OSError as error:
+        with contextlib.suppress(OSError):  # it would try to write the rest
+            file.close()
+        raise SamplingError(
+            f"--out {file.name} cannot be written any more ({error.strerror}); make room, or choose another file"
+        ) from error
+
+
 def _check_writable(path: Path | None) -> None:
-    """Can the file be written? Asked before the long work, which leaves it as it is."""
+    """Can the file be written? Asked before the long work, which leaves it as it is; a pipe needs a reader."""
     if path is None:
         return
-    is_new = not path.exists()
     try:
-        path.open("a").close()
+        is_new = not path.exists()
+        os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NONBLOCK", 0), 0o666))
         if is_new:
             path.unlink()
-    except OSError as error:
-        raise SamplingError(f"--out {path} cannot be written ({error.strerror}); choose another file") from error
+    except (OSError, ValueError) as error:  # a ValueError where the name holds a NUL
+        reason = getattr(error, "strerror", None) or error
+        raise SamplingError(f"--out {str(path)[:200]!r} cannot be written ({reason}); choose another file") from error

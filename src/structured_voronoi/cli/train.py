@@ -11,6 +11,8 @@ from cyclopts import Parameter
 from structured_voronoi.cli.numbers import WHOLE
 from structured_voronoi.errors import SamplingError, check_seed
 
+WRITTEN = ("model", "config", "tokenizer", "generation_config", "training", "new")
+"""How the names of the files begin that a training writes: folders that are called so are in the way."""
 Seed = Annotated[int, WHOLE, Parameter(help="Seed of all random streams.")]
 
 
@@ -50,7 +52,7 @@ def train_lm(
     from structured_voronoi.models.folders import writable_folder
     from structured_voronoi.progress import progress_bar
 
-    corpus, folder = load_corpus(data), writable_folder(out)
+    corpus, folder = load_corpus(data), writable_folder(out, WRITTEN)
     if base is None:
         from structured_voronoi.models.training import Recipe, train_language_model
 
@@ -109,7 +111,7 @@ def train_classifier(
         labelled = labelled_texts(data, text, label, limit)
         check_labels(labelled.labels)
         recipe = ClassifierRecipe(kind=kind, epochs=epochs, seed=seed)
-        loaded, folder = load_model(model, device), writable_folder(out)
+        loaded, folder = load_model(model, device), writable_folder(out, WRITTEN)
     with progress_bar(recipe.steps(len(labelled.texts)), show=True, label="training") as tick:
         report = train_classifier(labelled.texts, labelled.labels, loaded, folder, recipe, tick)
 
@@ -119,7 +121,7 @@ def train_classifier(
     grid = Table("label", "precision", "recall", "F1", "held-out texts")
     for name, scores in report["classes"].items():
         grid.add_row(name, *(f"{scores[key]:.3f}" for key in ("precision", "recall", "f1")), str(scores["count"]))
-    Console(width=None if sys.stdout.isatty() else 120).print(grid)
+    Console(width=None if sys.stdout.isatty() else 120, markup=False, emoji=False).print(grid)
     print(
         f"{folder}: macro-F1 {report['macro_f1']:.3f} on {report['held_out_texts']:,} held-out texts "
         f"({report[SHORT_F1]:.3f} cut to {SHORT} tokens); {report['parameters']:,} parameters"

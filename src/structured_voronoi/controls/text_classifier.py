@@ -11,6 +11,7 @@ from torch import Tensor
 
 from structured_voronoi.errors import SamplingError, did_you_mean, one_line, usable_device
 from structured_voronoi.models.fetching import WHEELS
+from structured_voronoi.models.files import is_folder
 from structured_voronoi.models.loading import check_complete, hub_options, quiet_libraries
 from structured_voronoi.streams import in_blocks
 
@@ -43,7 +44,7 @@ class TextClassifier:
                 f"{source}, the {WHEELS[source].kind}, has no classes of its own; fine-tune it on labelled texts and "
                 "give the folder that it is saved to"
             )
-        options = {} if Path(source).is_dir() else hub_options(source)
+        options = {} if is_folder(source) else hub_options(source)
 
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 

@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from structured_voronoi.errors import SamplingError
+from structured_voronoi.errors import SamplingError, one_line
 from structured_voronoi.models.batches import descend, padded
 from structured_voronoi.models.corpora import Corpus, Labelled
 from structured_voronoi.models.loading import head, hidden_states, quiet_libraries
@@ -227,22 +227,28 @@ def _resume(folder: Path, training_digest: str, model: Any, optimiser: Any) -> t
 
     try:
         with safe_open(path, "pt") as file:
-            metadata = file.metadata()
+            metadata = file.metadata() or {}
+        if metadata.get("of") != training_digest:
+            raise SamplingError(
+                f"{folder} holds a training with other settings or other texts; use the same ones or another --out"
+            )
         tensors = load_file(path)
-    except SafetensorError as error:
-        raise SamplingError(f"the checkpoint {path} is damaged ({error}); delete it to begin anew") from error
-    if metadata.get("of") != training_digest:
-        raise SamplingError(
-            f"{folder} holds a training with other settings or other texts; use the same ones or another --out"
-        )
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                parameter.copy_(tensors[f"model.{name}"])
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        if name.startswith("optimiser."):
-            _, number, field = name.split(".", 2)
-            state.setdefault(int(number), {})[field] = tensor
-    optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
-    return int(metadata["step"]), float(metadata.get("seconds", 0.0))
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if parameter.requires_grad:
+                    parameter.copy_(tensors[f"model.{name}"])
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            if name.startswith("optimiser."):
+                _, number, field = name.split(".", 2)
+                state.setdefault(int(number), {})[field] = tensor
+        optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
+        return int(metadata["step"]), float(metadata.get("seconds", 0.0))
+    except (
+        SafetensorError,
+        OSError,
+        LookupError,
+        ValueError,
+        RuntimeError,
+    ) as error:  # what a damaged file may lead to
+        raise SamplingError(f"the checkpoint {path} is damaged ({one_line(error)}); delete it to begin anew") from error

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from structured_voronoi.contracts import Control, Start
-from structured_voronoi.errors import SamplingError, check_count, check_seed
-from structured_voronoi.run.presets import DEFAULT_LENGTH, TEXT_SCALE, Plan, Scale, check_sampler_name, plan_texts
+from structured_voronoi.errors import SamplingError, check_count, check_memory, check_positive, check_seed
+from structured_voronoi.run.presets import (
+    DEFAULT_LENGTH,
+    DEFAULT_PATIENCE,
+    TEXT_SCALE,
+    Plan,
+    Scale,
+    check_sampler_name,
+    plan_texts,
+    total_steps,
+)
 from structured_voronoi.run.texts import Batch, Text, closing_line, draw_for_prompts, draw_texts
 from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.ending import Ends
 from structured_voronoi.targets.language_model import LanguageModel
+from structured_voronoi.user_code import CONTROL_SECONDS
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+TEXT_BYTES, TOKEN_BYTES, STEP_BYTES = 2000, 60, 5000
+"""What is kept of a text, of each of its tokens, and of each step of the chains that run at a time; roughly."""
 Say = Callable[[str], None]
 """Takes what a person at the screen would want to know."""
 
@@ -48,13 +60,23 @@ class Request:
     device: str = "cpu"
     dtype: str = "float32"
     progress: bool = True
+    patience: float = DEFAULT_PATIENCE
+    """Seconds after which rejection gives up if it has accepted nothing."""
+    control_timeout: float = CONTROL_SECONDS
+    """Seconds after which a control that is asked about some texts is taken to hang."""
 
     def __post_init__(self) -> None:
-        check_count(n=self.n, thin=self.thin)
-        if self.warmup is not None and self.warmup < 0:
-            raise SamplingError(f"warmup = {self.warmup} is too small; use 0 or more")
+        check_count(n=self.n, thin=self.thin, length=self.length)
+        check_count(0, warmup=self.warmup or 0)
+        check_positive(patience=self.patience, control_timeout=self.control_timeout)
+        check_positive(scale=None if self.scale == "auto" else self.scale)
         check_seed(self.seed)
         check_sampler_name(self.sampler)
+        _check_prompts(self.prompts)
+        prompts = 1 if self.prompts is None else len(self.prompts)
+        check_memory(prompts * self.n * (TEXT_BYTES + TOKEN_BYTES * self.length), f"{prompts * self.n} texts")
+        steps = total_steps(self.warmup, self.thin)
+        check_memory(STEP_BYTES * steps, f"the record of {steps} steps")
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,14 +131,25 @@ def read_controls(
     controls: Mapping[Control | str, float] | Sequence[Control | str], device: str
 ) -> dict[Control, float]:
     """Controls and their weights; those that are written in words are read, and a weight in them counts, too."""
-    weights = controls if isinstance(controls, Mapping) else dict.fromkeys(controls, 1.0)
+    given = controls.items() if isinstance(controls, Mapping) else [(control, 1.0) for control in controls]
     found: dict[Control, float] = {}
-    for control, weight in weights.items():
+    for control, weight in given:
         if isinstance(control, str):
             from structured_voronoi.controls.parsing import parse_control
 
             control, written = parse_control(control, device)
             weight = weight * written
+        if not isinstance(control, Hashable):
+            raise SamplingError(
+                f"the control {type(control).__name__} cannot be hashed, as it defines __eq__ alone; write "
+                "@dataclass(eq=False), or add __hash__ = object.__hash__"
+            )
+        if control in found:
+            raise SamplingError(f"the control {control.name} is given twice; leave one out")
+        if control.name in Text._fields:
+            raise SamplingError(
+                f"a control is called {control.name!r}, as another part of the output is; give it another name"
+            )
         found[control] = weight
     return found
 
@@ -126,7 +159,9 @@ def fulfil(request: Request, say: Say, conclude: Say) -> Iterator[Batch]:
     models = _models_of(request)
     left_out = ", ".join(f"{count} {why}" for why, count in models[0].excluded.items() if count)
     say(f"tokens left out: {left_out or 'none'}")
-    targets = [Controlled(model, dict(request.controls)) if request.controls else model for model in models]
+    targets = [
+        Controlled(model, request.controls, request.control_timeout) if request.controls else model for model in models
+    ]
     plan = _plan(request, targets[0])
     if plan.reason:
         say(plan.reason)
@@ -148,6 +183,19 @@ def fulfil(request: Request, say: Say, conclude: Say) -> Iterator[Batch]:
         conclude(f"{label}{closing_line(batches, plan, model)}")
 
 
+def _check_prompts(prompts: Sequence[str] | None) -> None:
+    """Refuse prompts that are no texts, or none at all."""
+    if prompts is None:
+        return
+    if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+        raise SamplingError(f"prompts = {prompts!r} are no list; give a list of texts")
+    if not len(prompts):
+        raise SamplingError("there are no prompts; give one or more, or leave them out")
+    for number, prompt in enumerate(prompts, 1):
+        if not isinstance(prompt, str):
+            raise SamplingError(f"prompt {number} is {prompt!r} and no text; give texts")
+
+
 def _plan(request: Request, target: LanguageModel | Controlled) -> Plan:
     return plan_texts(
         target,
@@ -159,13 +207,12 @@ def _plan(request: Request, target: LanguageModel | Controlled) -> Plan:
         start=request.start,
         seed=request.seed,
         progress=request.progress,
+        patience=request.patience,
     )
 
 
 def _models_of(request: Request) -> list[LanguageModel]:
     """The language model after every prompt; the network is loaded once."""
-    if request.prompts is not None and not len(request.prompts):
-        raise SamplingError("there are no prompts; give one or more, or leave them out")
     prompts = [""] if request.prompts is None else list(request.prompts)
     ends = request.ends if request.ends is not None else "never" if request.suffix else "anywhere"
     shape: dict[str, Any] = {"length": request.length, "suffix": request.suffix, "ends": ends, "stop": request.stop}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from structured_voronoi.contracts import Chains, Info, Sampler, Start, Target, is_independent, merge_infos, tune
-from structured_voronoi.errors import SamplingError
+from structured_voronoi.errors import SamplingError, check_count, check_memory
 from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.progress import progress_bar
 from structured_voronoi.streams import Rng
@@ -22,6 +22,8 @@ from structured_voronoi.streams import Rng
 if TYPE_CHECKING:
     from xarray import DataTree
 
+STATISTICS = 12
+"""Numbers that are kept of a draw besides its tokens."""
 LIBRARIES = ("structured-voronoi", "torch", "numpy", "xarray")
 
 
@@ -64,17 +66,12 @@ def sample(
     ``["posterior"]["tokens"]`` has dimensions (chain, draw, position), ``["sample_stats"]`` holds the energy and the
     counts of each draw, and the attributes hold every setting, the versions, and the cost of the warm-up.
     """
-    for name, value, least in (
-        ("chains", chains, 1),
-        ("draws", draws, 1),
-        ("warmup", warmup, 0),
-        ("thin", thin, 1),
-    ):
-        if not isinstance(value, int) or value < least:
-            raise SamplingError(f"{name} = {value!r}; it must be a whole number of at least {least}")
+    check_count(chains=chains, draws=draws, thin=thin)
+    check_count(0, warmup=warmup)
     if checkpoint is not None:
         raise SamplingError(f"checkpoint = {checkpoint!r}: checkpoints are not part of this version; leave it out")
     problem = bind(target)
+    check_memory(chains * draws * 8 * (problem.length + STATISTICS), f"{draws} draws of {chains} chains")
     rng = Rng(seed, chains, device=problem.device)
     sampler = tune(sampler, problem, seed, start)
     if is_independent(sampler):

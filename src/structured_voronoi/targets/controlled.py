@@ -292,4 +292,6 @@ def _check_gradient(control: Control, gradient: object, like: Float[Tensor, "cha
     """Refuse a control whose gradient is none, or would be broadcast."""
     if not isinstance(gradient, Tensor) or gradient.shape != like.shape:
         received = f"shape {tuple(gradient.shape)}" if isinstance(gradient, Tensor) else type(gradient).__name__
-        raise SamplingError(f"the gradient of the control {control.name} has {received}; it must be {tuple(like.shape)}")
+        raise SamplingError(
+            f"the gradient of the control {control.name} has {received}; it must be {tuple(like.shape)}"
+        )

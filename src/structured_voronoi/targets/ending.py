@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from structured_voronoi.errors import SamplingError, did_you_mean
+from structured_voronoi.models.prompts import check_text
 from structured_voronoi.streams import widened
 
 Ends = Literal["never", "at length", "anywhere"]
@@ -70,6 +71,8 @@ def make_ending(
 
         if not all(texts):
             raise SamplingError("a stop string is empty, so that every text would end at once; leave it out")
+        for text in texts:
+            check_text("the stop string", text)
         pairs = zip(token_bytes(tokenizer, len(allowed)), allowed.tolist(), strict=True)
         steps = torch.from_numpy(stop_steps(texts, [word if is_allowed else b"" for word, is_allowed in pairs], length))
     ids = [end, *(one for one in stop if not isinstance(one, str))]
