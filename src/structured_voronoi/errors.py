@@ -45,7 +45,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The tail of an error about an unknown name: the nearest known one, then all of them."""
     names = sorted(known)
     by_lower_case = {known.lower(): known for known in names}
-    close = difflib.get_close_matches(name.lower(), list(by_lower_case), n=1)
+    close = difflib.get_close_matches(str(name).lower(), list(by_lower_case), n=1)
     return (f"did you mean {by_lower_case[close[0]]!r}? " if close else "") + "known: " + ", ".join(names)
 
 

@@ -41,6 +41,8 @@ def user_code(who: str, remedy: str, seconds: float | None = None, what: str = "
     except (SamplingError, KeyboardInterrupt, GeneratorExit):
         raise
     except _Alarm as alarm:
+        if seconds is None:  # it is meant for the block around this one
+            raise
         raise OutOfTimeError(
             f"{who} took more than {seconds:g} s ({_place(alarm)}still at work); make it faster, or give it more time "
             "(--control-timeout on the command line, timeout= in Python)"
@@ -74,6 +76,6 @@ def _alarm(seconds: float) -> Iterator[None]:
 def _place(error: BaseException) -> str:
     """The last line of the user's own files on the way to an error."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith((OURS, *LIBRARIES)):
+        if not frame.filename.startswith((OURS, *LIBRARIES, "<")):
             return f"{Path(frame.filename).name}, line {frame.lineno}: "
     return ""

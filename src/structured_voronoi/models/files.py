@@ -35,8 +35,8 @@ def check_text_file(path: Path, option: str, most: int = MOST_BYTES) -> None:
         raise SamplingError(f"{option} {path} is a pipe or a device, which may never end; write it to a file first")
     if found.st_size > most:
         raise SamplingError(
-            f"{option} {path} has {found.st_size / 2**20:,.0f} MiB, and files of up to {most / 2**20:,.0f} are read; give "
-            "a part of it"
+            f"{option} {path} has {found.st_size / 2**20:,.0f} MiB, and at most {most / 2**20:,.0f} are read; "
+            "give a part of it"
         )
 
 

@@ -31,6 +31,8 @@ END_OF_TEXT = "<|endoftext|>"
 UNFINISHED, REPORT = "unfinished", "training.json"
 CHECKPOINT_STEPS, CHECKPOINT_SECONDS = 200, 120.0
 IGNORED = -100
+MOST_NATS = 100.0
+"""Of a token; a model that guesses blindly has the logarithm of its vocabulary, 10 or so."""
 
 
 class Schedule(Protocol):
@@ -112,6 +114,8 @@ def train_language_model(
         shown = progress.step
     model.eval()
     nats = mean_loss(model, held_out)
+    if not nats < MOST_NATS:
+        raise SamplingError(f"training has come to a loss of {nats:.3g} nats a token; delete {out} to begin anew")
     report = {"held_out_loss": nats, "held_out_perplexity": math.exp(nats), "texts": len(ids), **asdict(recipe)}
     if half:
         model = model.half()

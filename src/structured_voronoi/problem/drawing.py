@@ -354,14 +354,14 @@ def _follow_relaxed_target(
     """The tokens, with those of infinite energy replaced by the results of suffix redraws; and how many each had.
 
     The redraws follow a target in which an impossible text is merely improbable, so that controls are met one by one.
-    It is given up sooner if no chain at all has found a start after PATIENCE seconds.
+    It is given up sooner if no chain at all has found a start after ENDLESS redraws and PATIENCE seconds.
     """
     assert problem.relaxed_target is not None
     relaxed, tokens, began = bind(problem.relaxed_target()), tokens.clone(), seconds_of_work()
     lost = (~in_blocks(problem.target.log_prob, tokens).isfinite()).nonzero().squeeze(-1)
     log_rest = widened(torch.full((len(tokens),), -torch.inf, device=tokens.device))
     for step in range(tries):
-        if not len(lost) or (len(lost) == len(tokens) and seconds_of_work() - began > PATIENCE):
+        if not len(lost) or (len(lost) == len(tokens) and step >= ENDLESS and seconds_of_work() - began > PATIENCE):
             return tokens, step
         show_note(f"{len(tokens) - len(lost)} of {len(tokens)} starts found in {step} redraws")
         restarts = step % RESTART == 0  # a chain may be stuck where meeting one control leaves no room for another

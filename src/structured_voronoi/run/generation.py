@@ -67,7 +67,8 @@ class Request:
 
     def __post_init__(self) -> None:
         check_count(n=self.n, thin=self.thin, length=self.length)
-        check_count(0, warmup=self.warmup or 0)
+        if self.warmup is not None:
+            check_count(0, warmup=self.warmup)
         check_positive(patience=self.patience, control_timeout=self.control_timeout)
         check_positive(scale=None if self.scale == "auto" else self.scale)
         check_seed(self.seed)
@@ -131,6 +132,10 @@ def read_controls(
     controls: Mapping[Control | str, float] | Sequence[Control | str], device: str
 ) -> dict[Control, float]:
     """Controls and their weights; those that are written in words are read, and a weight in them counts, too."""
+    if not isinstance(controls, (Mapping, Sequence)) or isinstance(controls, (str, bytes)):
+        raise SamplingError(
+            f"controls = {controls!r} is no list of controls; write controls=['keyword=river'], or a dict with weights"
+        )
     given = controls.items() if isinstance(controls, Mapping) else [(control, 1.0) for control in controls]
     found: dict[Control, float] = {}
     for control, weight in given:

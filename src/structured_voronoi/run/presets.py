@@ -109,7 +109,7 @@ def check_sampler_name(name: str) -> None:
     """Refuse a name that is not among the samplers of text."""
     from structured_voronoi.errors import SamplingError, did_you_mean
 
-    if name not in TEXT_SAMPLERS:
+    if not isinstance(name, str) or name not in TEXT_SAMPLERS:
         raise SamplingError(f"unknown sampler {name!r}; {did_you_mean(name, TEXT_SAMPLERS)}")
 
 

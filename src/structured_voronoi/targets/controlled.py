@@ -279,11 +279,11 @@ def _bind_control(control: Control, weight: object, model: LanguageModel) -> _We
 
 def _check_scores(control: Control, scores: object, like: Float[Tensor, " chain"]) -> Float[Tensor, " chain"]:
     """The scores, one for each text, in the type of ``like``; an error names a control that gives anything else."""
-    if not isinstance(scores, Tensor) or scores.shape != like.shape:
-        received = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+    if not isinstance(scores, Tensor) or scores.shape != like.shape or scores.is_complex() or scores.is_meta:
+        received = f"{tuple(scores.shape)} {scores.dtype}" if isinstance(scores, Tensor) else type(scores).__name__
         raise SamplingError(
             f"the control {control.name} scores {len(like)} texts with {received}; "
-            f"it must return a tensor of shape {tuple(like.shape)}"
+            f"it must return a tensor of real numbers of shape {tuple(like.shape)}"
         )
     return scores.detach().to(like)
 

@@ -94,6 +94,15 @@ def checked_ends(ends: Ends | bool) -> Ends:
     raise SamplingError(f"ends = {ends!r} is unknown; {did_you_mean(str(ends), get_args(Ends))}")
 
 
+def checked_stops(stop: str | int | Sequence[str | int]) -> tuple[str | int, ...]:
+    """The texts and tokens with which texts end, one or several."""
+    if isinstance(stop, str | int):
+        return (stop,)
+    if not isinstance(stop, Sequence):
+        raise SamplingError(f"stop = {stop!r} is no text and no list of texts; write stop=['.'] for example")
+    return tuple(stop)
+
+
 def log_of(truth: Bool[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """0 where it holds, -inf elsewhere."""
     return widened(torch.zeros(truth.shape, device=truth.device)).masked_fill(~truth, -torch.inf)

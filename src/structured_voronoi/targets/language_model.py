@@ -19,7 +19,7 @@ from structured_voronoi.errors import SamplingError, check_count, check_memory
 from structured_voronoi.models.loading import head, hidden_states, load_model
 from structured_voronoi.models.prompts import drops_space, encode_chat, encode_prompt, encode_suffix, end_of_turn
 from structured_voronoi.streams import BLOCK, MEMORY, block_rows, in_blocks, widened
-from structured_voronoi.targets.ending import ENDING, Ending, Ends, checked_ends, log_of, make_ending
+from structured_voronoi.targets.ending import ENDING, Ending, Ends, checked_ends, checked_stops, log_of, make_ending
 from structured_voronoi.targets.growing import Growing
 
 HALF_PRECISION = (torch.float16, torch.bfloat16)
@@ -63,7 +63,7 @@ class LanguageModel:
         self.model, self.tokenizer, self.memory = model, tokenizer, memory
         self.length, self.suffix = length, suffix
         self.is_chat, self.system, self.asked = chat or bool(system), system, allowed
-        self.ends, self.stop = checked_ends(ends), (stop,) if isinstance(stop, str | int) else tuple(stop)
+        self.ends, self.stop = checked_ends(ends), checked_stops(stop)
         self.device = model.device
         table = model.get_output_embeddings().weight
         # one object for all targets of a network, so that its geometry is built once
