@@ -1,4 +1,4 @@
-"""Errors that a user can fix, and the checks of settings that raise them."""
+"""Errors that a user can fix; the checks of settings and files, and the calls of a user's own code, that raise them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,16 @@ import difflib
 import inspect
 import numbers
 import os
-from collections.abc import Iterable, Mapping
+import signal
+import stat
+import sysconfig
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, get_args
 
 LIKENESS = 0.85
@@ -18,6 +26,13 @@ SMALLEST, LARGEST = 1e-12, 1e12
 """Settings lie between these: beyond them squares and quotients leave single precision."""
 MOST_SEED = 2**63 - 1
 """The largest seed that fits into 64 bits, which is what files have."""
+MOST_BYTES = 2 * 2**30
+"""Of a file of texts, which is read into memory."""
+CONTROL_SECONDS = 60.0
+"""How long a control may take for the texts that it is asked about at a time."""
+OURS = str(Path(__file__).parent)
+LIBRARIES = tuple({sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")})
+"""Where code lies that is not the user's."""
 
 
 class SamplingError(Exception):
@@ -153,3 +168,100 @@ def usable_device(device: Any) -> Any:
         raise SamplingError(
             f"device {str(device)!r} cannot be used here ({one_line(error, 120)}); use cpu, or a device you have"
         ) from error
+
+
+def is_folder(name: str | Path) -> bool:
+    """Is there such a folder? Of a name that no folder can have, too long for example, there is none."""
+    return _mode(name, stat.S_ISDIR)
+
+
+def is_file(name: str | Path) -> bool:
+    """Is there such a file? Of a name that no file can have there is none."""
+    return _mode(name, stat.S_ISREG)
+
+
+def check_text_file(path: Path, option: str, most: int = MOST_BYTES) -> None:
+    """Refuse what is no file, or no ordinary one: pipes and devices may never end; and what is too large to read."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError) as error:  # a ValueError where the name holds a NUL
+        reason = getattr(error, "strerror", None) or error
+        raise SamplingError(f"{option} {str(path)[:200]!r} cannot be read ({reason}); give another file") from error
+    if stat.S_ISDIR(found.st_mode):
+        raise SamplingError(f"{option} {path} is a folder; give a file")
+    if not stat.S_ISREG(found.st_mode):
+        raise SamplingError(f"{option} {path} is a pipe or a device, which may never end; write it to a file first")
+    if found.st_size > most:
+        raise SamplingError(
+            f"{option} {path} has {found.st_size / 2**20:,.0f} MiB, and at most {most / 2**20:,.0f} are read; "
+            "give a part of it"
+        )
+
+
+def _mode(name: str | Path, is_kind: Callable[[int], bool]) -> bool:
+    try:
+        return is_kind(Path(name).stat().st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+class _Alarm(BaseException):
+    """Raised inside code that takes too long; not an Exception, as that code may catch those."""
+
+
+@contextmanager
+def user_code(who: str, remedy: str, seconds: float | None = None, what: str = "failed") -> Iterator[None]:
+    """Whatever is raised in this block becomes a SamplingError that says ``what`` befell ``who``; Ctrl-C stays Ctrl-C.
+
+    After so many ``seconds`` the block is ended by an alarm, in the main thread and where the system has alarms
+    (POSIX); in other threads and on Windows it is waited for. A call into C that never looks for signals is waited for
+    everywhere.
+    """
+    can_end = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
+    try:
+        if seconds is None or not can_end:
+            yield
+        else:
+            with _alarm(seconds):
+                yield
+    except (SamplingError, KeyboardInterrupt, GeneratorExit):
+        raise
+    except _Alarm as alarm:
+        if seconds is None:  # it is meant for the block around this one
+            raise
+        raise OutOfTimeError(
+            f"{who} took more than {seconds:g} s ({_place(alarm)}still at work); make it faster, or give it more time "
+            "(--control-timeout on the command line, timeout= in Python)"
+        ) from None
+    except BaseException as error:  # SystemExit too: it would end the command without a word
+        raise SamplingError(
+            f"{who} {what} ({_place(error)}{type(error).__name__}: {one_line(error)}); {remedy}"
+        ) from error
+
+
+@contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    """Raises `_Alarm` in the block after so many seconds; an alarm that somebody else has set goes on after it."""
+
+    def stop(*_: object) -> None:
+        raise _Alarm
+
+    handler, began = signal.signal(signal.SIGALRM, stop), time.monotonic()
+    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+        if left:
+            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - began), 1e-3), interval)
+
+
+def _place(error: BaseException) -> str:
+    """The last line of the user's own files on the way to an error."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith((OURS, *LIBRARIES, "<")):
+            return f"{Path(frame.filename).name}, line {frame.lineno}: "
+    return ""

@@ -26,11 +26,11 @@ import fuzz
 import structured_voronoi as sv
 from helpers import SVS
 from structured_voronoi import cli
-from structured_voronoi.cli.numbers import WHOLE
+from structured_voronoi.cli import WHOLE
+from structured_voronoi.errors import user_code
 from structured_voronoi.models.classifiers import Light, save_classifier
 from structured_voronoi.problem import drawing
 from structured_voronoi.samplers import rejection
-from structured_voronoi.user_code import user_code
 from system.commands import svs
 
 TINY = ("sample", "-n", "1", "--length", "2", "--ends", "never")

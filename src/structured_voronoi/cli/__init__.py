@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
+from collections.abc import Sequence
+from typing import Any
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, Token
 
 app = App(
     name="svs",
@@ -35,6 +38,23 @@ app.command(models)
 app.command(train)
 for parent, name, home, about in COMMANDS:
     parent.command(f"structured_voronoi.cli.{home}", name=name, help=about)
+
+
+def whole_number(type_: Any, tokens: Sequence[Token]) -> int:
+    """The whole number that an option was given in digits: to round 1.5 is to do what nobody asked for."""
+    (token,) = tokens
+    if not re.fullmatch(r"[+-]?[0-9](_?[0-9]){0,29}", token.value):
+        from structured_voronoi.errors import SamplingError
+
+        raise SamplingError(
+            f"{token.keyword} {token.value[:40]!r} is not a whole number of at most 30 digits; write one, for example "
+            f"{token.keyword} 10"
+        )
+    return int(token.value)
+
+
+WHOLE = Parameter(converter=whole_number)
+"""Belongs to every option that is an int, or an int or nothing."""
 
 
 def run(words: list[str], debug: bool = False) -> int:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from structured_voronoi.cli.numbers import WHOLE
-from structured_voronoi.errors import SamplingError, check_count, check_positive, check_seed
+from structured_voronoi.cli import WHOLE
+from structured_voronoi.errors import CONTROL_SECONDS, SamplingError, check_count, check_positive, check_seed
 from structured_voronoi.run.presets import (
     CONTROL_TIMEOUT_HELP,
     DEFAULT_LENGTH,
@@ -21,7 +21,6 @@ from structured_voronoi.run.presets import (
     STOP_HELP,
     written_ending,
 )
-from structured_voronoi.user_code import CONTROL_SECONDS
 
 if TYPE_CHECKING:
     from structured_voronoi.run.probability import Probability

@@ -10,10 +10,9 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from structured_voronoi.cli.numbers import WHOLE
-from structured_voronoi.errors import SamplingError, check_count, check_seed, did_you_mean
+from structured_voronoi.cli import WHOLE
+from structured_voronoi.errors import SamplingError, check_count, check_seed, did_you_mean, is_file, is_folder
 from structured_voronoi.experiments import EXPERIMENTS, Experiment
-from structured_voronoi.models.files import is_file, is_folder
 
 WITH_DATA = ", ".join(name for name, experiment in EXPERIMENTS.items() if experiment.takes_data)
 WITH_MODEL = ", ".join(name for name, experiment in EXPERIMENTS.items() if experiment.takes_model)

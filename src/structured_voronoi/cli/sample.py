@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, TextIO
 
 from cyclopts import Parameter
 
-from structured_voronoi.cli.numbers import WHOLE
-from structured_voronoi.errors import SamplingError, check_seed
+from structured_voronoi.cli import WHOLE
+from structured_voronoi.errors import CONTROL_SECONDS, SamplingError, check_seed
 from structured_voronoi.run.presets import (
     CONTROL_TIMEOUT_HELP,
     DEFAULT_LENGTH,
@@ -25,7 +25,6 @@ from structured_voronoi.run.presets import (
     check_sampler_name,
     written_ending,
 )
-from structured_voronoi.user_code import CONTROL_SECONDS
 
 
 def sample(

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from structured_voronoi.cli.numbers import WHOLE
+from structured_voronoi.cli import WHOLE
 from structured_voronoi.errors import SamplingError, check_seed
 
 WRITTEN = ("model", "config", "tokenizer", "generation_config", "training", "new")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from structured_voronoi.cli.numbers import WHOLE
+from structured_voronoi.cli import WHOLE
 from structured_voronoi.errors import SamplingError, check_memory, check_seed
 
 if TYPE_CHECKING:

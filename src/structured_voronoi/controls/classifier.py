@@ -11,9 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from structured_voronoi.controls import BUNDLED_CONTROLS, bundled_controls
-from structured_voronoi.errors import SamplingError, did_you_mean, usable_device
+from structured_voronoi.errors import SamplingError, did_you_mean, is_folder, usable_device
 from structured_voronoi.models.classifiers import first_token, identity_of, load_classifier, mismatch, states_of
-from structured_voronoi.models.files import is_folder
 from structured_voronoi.models.loading import Loaded
 from structured_voronoi.targets.language_model import LanguageModel
 

@@ -24,9 +24,7 @@ from typing import Any
 
 from structured_voronoi import controls
 from structured_voronoi.contracts import Control
-from structured_voronoi.errors import SamplingError, did_you_mean, one_line
-from structured_voronoi.models.files import is_file, is_folder
-from structured_voronoi.user_code import user_code
+from structured_voronoi.errors import SamplingError, did_you_mean, is_file, is_folder, one_line, user_code
 
 COUNTED = ("words", "characters")
 """What can be counted in a text: the names of the predicates that do."""

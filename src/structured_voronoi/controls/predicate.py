@@ -14,8 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from structured_voronoi.contracts import Pattern
-from structured_voronoi.errors import SamplingError, did_you_mean, one_line
-from structured_voronoi.user_code import user_code
+from structured_voronoi.errors import SamplingError, did_you_mean, one_line, user_code
 
 Kind = Literal["auto", "probability", "log_score"]
 

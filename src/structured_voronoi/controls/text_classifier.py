@@ -9,9 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.errors import SamplingError, did_you_mean, one_line, usable_device
+from structured_voronoi.errors import SamplingError, did_you_mean, is_folder, one_line, usable_device
 from structured_voronoi.models.fetching import WHEELS
-from structured_voronoi.models.files import is_folder
 from structured_voronoi.models.loading import check_complete, hub_options, quiet_libraries
 from structured_voronoi.streams import in_blocks
 

@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from structured_voronoi.errors import SamplingError, did_you_mean
-from structured_voronoi.models.files import check_text_file, is_file, is_folder
+from structured_voronoi.errors import SamplingError, check_text_file, did_you_mean, is_file, is_folder
 from structured_voronoi.models.restaurants import LABELS, descriptions
 
 csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # texts may be longer than the 131 072 characters of the default

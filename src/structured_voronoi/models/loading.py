@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from structured_voronoi.errors import SamplingError, did_you_mean, one_line, usable_device
-from structured_voronoi.models.files import is_file, is_folder
+from structured_voronoi.errors import SamplingError, did_you_mean, is_file, is_folder, one_line, usable_device
 
 BUNDLED = Path(__file__).parent / "bundled"
 HUB_SECONDS = 2.0

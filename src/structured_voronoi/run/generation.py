@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from structured_voronoi.contracts import Control, Start
-from structured_voronoi.errors import SamplingError, check_count, check_memory, check_positive, check_seed
+from structured_voronoi.errors import (
+    CONTROL_SECONDS,
+    SamplingError,
+    check_count,
+    check_memory,
+    check_positive,
+    check_seed,
+)
 from structured_voronoi.run.presets import (
     DEFAULT_LENGTH,
     DEFAULT_PATIENCE,
@@ -24,7 +31,6 @@ from structured_voronoi.run.texts import Batch, Text, closing_line, draw_for_pro
 from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.ending import Ends
 from structured_voronoi.targets.language_model import LanguageModel
-from structured_voronoi.user_code import CONTROL_SECONDS
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -7,8 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from structured_voronoi.errors import SamplingError, did_you_mean
-from structured_voronoi.models.files import check_text_file
+from structured_voronoi.errors import SamplingError, check_text_file, did_you_mean
 
 MOST_BYTES = 100 * 2**20
 """Of a file of prompts."""

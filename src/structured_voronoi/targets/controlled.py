@@ -21,11 +21,18 @@ from structured_voronoi.contracts import (
     Redrawn,
     SoftReading,
 )
-from structured_voronoi.errors import NoBoundError, OutOfTimeError, SamplingError, check_positive, refuse_misspelt
+from structured_voronoi.errors import (
+    CONTROL_SECONDS,
+    NoBoundError,
+    OutOfTimeError,
+    SamplingError,
+    check_positive,
+    refuse_misspelt,
+    user_code,
+)
 from structured_voronoi.streams import widened
 from structured_voronoi.targets.ending import Ending
 from structured_voronoi.targets.language_model import LanguageModel
-from structured_voronoi.user_code import CONTROL_SECONDS, user_code
 
 PENALTY = -4.0
 """The lowest score of a control while a start is searched for."""
@@ -52,7 +59,7 @@ class Controlled:
 
     Guidance comes from the language model and from the controls that have a gradient; the others are sampled exactly
     all the same, they just do not steer. A control that takes more than ``timeout`` seconds for some texts is ended
-    with an error, where that can be done (`structured_voronoi.user_code`); None waits for ever.
+    with an error, where that can be done (`user_code` in structured_voronoi.errors); None waits for ever.
     """
 
     masks_itself = True
