@@ -211,7 +211,7 @@ class _Alarm(BaseException):
 
 @contextmanager
 def user_code(who: str, remedy: str, seconds: float | None = None, what: str = "failed") -> Iterator[None]:
-    """Whatever is raised in this block becomes a SamplingError that says ``what`` befell ``who``; Ctrl-C stays Ctrl-C.
+    """Errors and exits in this block become a SamplingError that says ``what`` befell ``who``; Ctrl-C stays Ctrl-C.
 
     After so many ``seconds`` the block is ended by an alarm, in the main thread and where the system has alarms
     (POSIX); in other threads and on Windows it is waited for. A call into C that never looks for signals is waited for
@@ -224,7 +224,7 @@ def user_code(who: str, remedy: str, seconds: float | None = None, what: str = "
         else:
             with _alarm(seconds):
                 yield
-    except (SamplingError, KeyboardInterrupt, GeneratorExit):
+    except SamplingError:
         raise
     except _Alarm as alarm:
         if seconds is None:  # it is meant for the block around this one
@@ -233,7 +233,7 @@ def user_code(who: str, remedy: str, seconds: float | None = None, what: str = "
             f"{who} took more than {seconds:g} s ({_place(alarm)}still at work); make it faster, or give it more time "
             "(--control-timeout on the command line, timeout= in Python)"
         ) from None
-    except BaseException as error:  # SystemExit too: it would end the command without a word
+    except (Exception, SystemExit) as error:  # an exit would end the command without a word
         raise SamplingError(
             f"{who} {what} ({_place(error)}{type(error).__name__}: {one_line(error)}); {remedy}"
         ) from error
@@ -247,14 +247,14 @@ def _alarm(seconds: float) -> Iterator[None]:
         raise _Alarm
 
     handler, began = signal.signal(signal.SIGALRM, stop), time.monotonic()
-    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
+    left, interval = signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))  # 0 would be none
     try:
         try:
             yield
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
     finally:
-        signal.signal(signal.SIGALRM, handler)
+        signal.signal(signal.SIGALRM, handler or signal.SIG_DFL)
         if left:
             signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - began), 1e-3), interval)
 

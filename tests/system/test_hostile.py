@@ -165,7 +165,7 @@ def test_what_was_seen_is_refused_in_one_line(words: list[str], said: str) -> No
         ("rules:raises", r"the control rules:raises failed on the text .* \(rules.py, line 14: KeyError: .*\); make"),
         ("rules:leaves", r"the control rules:leaves failed on the text .* \(rules.py, line 18: SystemExit: 0\); make"),
         ("rules:text", "the control rules:text gave '.*' for the text '.*'; return True, False or a number"),
-        ("rules:unhashable", r"Unhashable cannot be hashed.*write @dataclass\(eq=False\), or add __hash__"),
+        ("rules:unhashable", r"cannot be told from others \(unhashable type.*write @dataclass\(eq=False\), or add"),
         ("rules:misnamed", "a control is called 'text', as another part of the output is; give it another name"),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from structured_voronoi.errors import (
     check_memory,
     check_positive,
     check_seed,
+    user_code,
 )
 from structured_voronoi.run.presets import (
     DEFAULT_LENGTH,
@@ -138,7 +139,7 @@ def read_controls(
     controls: Mapping[Control | str, float] | Sequence[Control | str], device: str
 ) -> dict[Control, float]:
     """Controls and their weights; those that are written in words are read, and a weight in them counts, too."""
-    if not isinstance(controls, (Mapping, Sequence)) or isinstance(controls, (str, bytes)):
+    if not isinstance(controls, Collection) or isinstance(controls, (str, bytes)):
         raise SamplingError(
             f"controls = {controls!r} is no list of controls; write controls=['keyword=river'], or a dict with weights"
         )
@@ -150,19 +151,27 @@ def read_controls(
 
             control, written = parse_control(control, device)
             weight = weight * written
-        if not isinstance(control, Hashable):
-            raise SamplingError(
-                f"the control {type(control).__name__} cannot be hashed, as it defines __eq__ alone; write "
-                "@dataclass(eq=False), or add __hash__ = object.__hash__"
-            )
-        if control in found:
-            raise SamplingError(f"the control {control.name} is given twice; leave one out")
-        if control.name in Text._fields:
-            raise SamplingError(
-                f"a control is called {control.name!r}, as another part of the output is; give it another name"
-            )
-        found[control] = weight
+        with user_code(f"the control {type(control).__name__}", "mend it, or leave it out"):
+            _check_control(control, found)
+            found[control] = weight
     return found
+
+
+def _check_control(control: Control, others: Mapping[Control, float]) -> None:
+    """Refuse a control that cannot be told from the others, or whose name is that of another part of a text's line."""
+    try:
+        is_repeated = control in others
+    except TypeError as error:
+        raise SamplingError(
+            f"the control {type(control).__name__} cannot be told from others ({error}); write @dataclass(eq=False), "
+            "or add __hash__ = object.__hash__"
+        ) from error
+    if is_repeated:
+        raise SamplingError(f"the control {control.name} is given twice; leave one out")
+    if getattr(control, "name", None) in Text._fields:
+        raise SamplingError(
+            f"a control is called {control.name!r}, as another part of the output is; give it another name"
+        )
 
 
 def fulfil(request: Request, say: Say, conclude: Say) -> Iterator[Batch]:
@@ -198,7 +207,7 @@ def _check_prompts(prompts: Sequence[str] | None) -> None:
     """Refuse prompts that are no texts, or none at all."""
     if prompts is None:
         return
-    if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+    if isinstance(prompts, str) or not isinstance(prompts, Collection):
         raise SamplingError(f"prompts = {prompts!r} are no list; give a list of texts")
     if not len(prompts):
         raise SamplingError("there are no prompts; give one or more, or leave them out")

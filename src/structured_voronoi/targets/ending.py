@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -98,7 +98,7 @@ def checked_stops(stop: str | int | Sequence[str | int]) -> tuple[str | int, ...
     """The texts and tokens with which texts end, one or several."""
     if isinstance(stop, str | int):
         return (stop,)
-    if not isinstance(stop, Sequence):
+    if not isinstance(stop, Collection):
         raise SamplingError(f"stop = {stop!r} is no text and no list of texts; write stop=['.'] for example")
     return tuple(stop)
 
