@@ -114,7 +114,10 @@ def test_ancestral_sampling_is_refused_where_it_is_not_the_truth() -> None:
         (["sample", "--suffix", " pub.", "--ends", "anywhere"], "leave it out, or say ends='never'"),
         (["train", "lm", "--data", "builtin", "--out", "x", "--seed", "-1"], "--seed -1"),
         (["sample", "--control", "regex="], "regular expression is empty"),
-        (["train", "lm", "--data", "nowhere.csv", "--out", "x"], "nowhere.csv does not exist"),
+        (
+            ["train", "lm", "--data", "nowhere.csv", "--out", "x"],
+            "'nowhere.csv' cannot be read (No such file or directory)",
+        ),
     ],
 )
 def test_mistakes_get_one_line(words: list[str], said: str, tmp_path: Path) -> None:

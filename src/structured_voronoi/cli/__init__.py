@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import sys
+from collections.abc import Sequence
+from typing import Any
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, Token
 
 app = App(
     name="svs",
@@ -43,6 +46,23 @@ for parent, name, home, about in COMMANDS:
     parent.command(f"structured_voronoi.cli.{home}", name=name, help=about)
 
 
+def whole_number(type_: Any, tokens: Sequence[Token]) -> int:
+    """The whole number that an option was given in digits: to round 1.5 is to do what nobody asked for."""
+    (token,) = tokens
+    if not re.fullmatch(r"[+-]?[0-9](_?[0-9]){0,29}", token.value):
+        from structured_voronoi.errors import SamplingError
+
+        raise SamplingError(
+            f"{token.keyword} {token.value[:40]!r} is not a whole number of at most 30 digits; write one, for example "
+            f"{token.keyword} 10"
+        )
+    return int(token.value)
+
+
+WHOLE = Parameter(converter=whole_number)
+"""Belongs to every option that is an int, or an int or nothing."""
+
+
 class Terminated(KeyboardInterrupt):
     """SIGTERM, on which a command ends as it does on Ctrl-C."""
 
@@ -64,12 +84,15 @@ def run(words: list[str], debug: bool = False) -> int:
     except CycloptsError as error:
         print(f"svs: {' '.join(str(error).split())} See `svs --help`.", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        raise
     except Exception as error:
         from structured_voronoi.errors import SamplingError
 
-        if debug or not isinstance(error, SamplingError):
+        if debug or not isinstance(error, (SamplingError, OSError, MemoryError)):
             raise
-        print(f"svs: {' '.join(str(error).split())}", file=sys.stderr)
+        remedy = "" if isinstance(error, SamplingError) else "; make room, or ask for less or for another place"
+        print(f"svs: {' '.join(str(error).split()) or type(error).__name__}{remedy}", file=sys.stderr)
         return 2
 
 
@@ -88,6 +111,8 @@ def main() -> None:
     """Run the command that was typed."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait in vain would slow a busy machine down
     gc.set_threshold(100_000)  # collecting garbage amid the imports of thousands of modules takes a second
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # the terminal may lack a letter
     signal.signal(signal.SIGTERM, _end)
     words = [word for word in sys.argv[1:] if word != "--debug"]
     try:

@@ -8,10 +8,13 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from structured_voronoi.cli import WHOLE
 from structured_voronoi.errors import SamplingError, check_seed
 from structured_voronoi.run.presets import check_resume
 
-Seed = Annotated[int, Parameter(help="Seed of all random streams.")]
+WRITTEN = ("model", "config", "tokenizer", "generation_config", "training", "new")
+"""How the names of the files begin that a training writes: folders that are called so are in the way."""
+Seed = Annotated[int, WHOLE, Parameter(help="Seed of all random streams.")]
 Unfinished = Annotated[
     Path | None,
     Parameter(
@@ -62,7 +65,7 @@ def train_lm(
     from structured_voronoi.models.folders import writable_folder
     from structured_voronoi.progress import progress_bar
 
-    corpus, folder = load_corpus(data), writable_folder(out)
+    corpus, folder = load_corpus(data), writable_folder(out, WRITTEN)
     if base is None:
         from structured_voronoi.models.training import Recipe, train_language_model
 
@@ -105,7 +108,7 @@ def train_classifier(
         ),
     ] = "light",
     epochs: Annotated[float | None, Parameter(help="Passes over the texts; four or more if left out.")] = None,
-    limit: Annotated[int | None, Parameter(help="Read no more texts than this.")] = None,
+    limit: Annotated[int | None, WHOLE, Parameter(help="Read no more texts than this.")] = None,
     seed: Seed = 0,
     device: Annotated[str, Parameter(help="cpu, cuda, …")] = "cpu",
     checkpoint: Unfinished = None,
@@ -135,7 +138,7 @@ def train_classifier(
 
         labelled = labelled_texts(data, text, label, limit)
         check_labels(labelled.labels)
-        folder = writable_folder(out)
+        folder = writable_folder(out, WRITTEN)
         if kind != "encoder":
             recipe = ClassifierRecipe(kind=kind, epochs=epochs, seed=seed)
             loaded = load_model(model, device)
@@ -153,6 +156,7 @@ def train_classifier(
     grid = Table("label", "precision", "recall", "F1", "held-out texts")
     for name, scores in report["classes"].items():
         grid.add_row(name, *(f"{scores[key]:.3f}" for key in ("precision", "recall", "f1")), str(scores["count"]))
+    Console(width=None if sys.stdout.isatty() else 120, markup=False, emoji=False).print(grid)
     Console(width=None if sys.stdout.isatty() else 120).print(grid)
     short = f" ({report[SHORT_F1]:.3f} cut to {SHORT} tokens)" if SHORT_F1 in report else ""
     print(

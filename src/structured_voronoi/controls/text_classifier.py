@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.errors import SamplingError, did_you_mean, one_line, usable_device
+from structured_voronoi.errors import SamplingError, did_you_mean, is_folder, one_line, usable_device
 from structured_voronoi.models.fetching import WHEELS
 from structured_voronoi.models.loading import check_complete, hub_options, quiet_libraries
 from structured_voronoi.streams import in_blocks
@@ -43,7 +43,7 @@ class TextClassifier:
                 f"{source}, the {WHEELS[source].kind}, has no classes of its own; fine-tune it on labelled texts with "
                 "`svs train classifier --kind encoder --out FOLDER`, and give that folder"
             )
-        options = {} if Path(source).is_dir() else hub_options(source)
+        options = {} if is_folder(source) else hub_options(source)
 
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 

@@ -163,7 +163,10 @@ def save_classifier(network: nn.Module, config: dict[str, Any], out: Path) -> No
     out.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.cpu().contiguous() for name, tensor in network.state_dict().items()}
     tensors |= {name: tensor.detach().half().cpu().contiguous() for name, tensor in network.named_parameters()}
-    save_file(tensors, out / "new")
-    os.replace(out / "new", out / WEIGHTS)
-    (out / "new").write_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(out / "new", out / CONFIG)
+    try:
+        save_file(tensors, out / "new")
+        os.replace(out / "new", out / WEIGHTS)
+        (out / "new").write_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        os.replace(out / "new", out / CONFIG)
+    finally:
+        (out / "new").unlink(missing_ok=True)

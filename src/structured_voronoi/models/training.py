@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from structured_voronoi.errors import SamplingError
 from structured_voronoi.models.batches import descend, padded
 from structured_voronoi.models.corpora import Corpus, Labelled
 from structured_voronoi.models.loading import head, hidden_states, quiet_libraries
@@ -27,6 +28,8 @@ from structured_voronoi.models.unfinished import Unfinished
 END_OF_TEXT = "<|endoftext|>"
 UNFINISHED, REPORT = "unfinished", "training.json"
 IGNORED = -100
+MOST_NATS = 100.0
+"""Of a token; a model that guesses blindly has the logarithm of its vocabulary, 10 or so."""
 
 
 class Schedule(Protocol):
@@ -118,6 +121,8 @@ def train_language_model(
             shown = progress.step
         model.eval()
         nats = mean_loss(model, held_out)
+        if not nats < MOST_NATS:
+            raise SamplingError(f"training has come to a loss of {nats:.3g} nats a token; delete {out} to begin anew")
         report = {"held_out_loss": nats, "held_out_perplexity": math.exp(nats), "texts": len(ids), **asdict(recipe)}
         if half:
             model = model.half()

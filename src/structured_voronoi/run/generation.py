@@ -4,15 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from structured_voronoi.contracts import Control, Start
-from structured_voronoi.errors import SamplingError, check_count, check_seed
+from structured_voronoi.errors import (
+    CONTROL_SECONDS,
+    SamplingError,
+    check_count,
+    check_memory,
+    check_positive,
+    check_seed,
+    user_code,
+)
 from structured_voronoi.problem.problem import bind
-from structured_voronoi.run.presets import DEFAULT_LENGTH, TEXT_SCALE, Plan, Scale, check_sampler_name, plan_texts
+from structured_voronoi.run.presets import (
+    DEFAULT_LENGTH,
+    DEFAULT_PATIENCE,
+    TEXT_SCALE,
+    Plan,
+    Scale,
+    check_sampler_name,
+    plan_texts,
+    total_steps,
+)
 from structured_voronoi.run.texts import Batch, Text, closing_line, closing_warnings, draw_for_prompts, draw_texts
 from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.ending import Ends
@@ -25,6 +42,8 @@ if TYPE_CHECKING:
 
 SHOWN = 8
 """Texts that are shown of all."""
+TEXT_BYTES, TOKEN_BYTES, STEP_BYTES = 2000, 60, 5000
+"""What is kept of a text, of each of its tokens, and of each step of the chains that run at a time; roughly."""
 Say = Callable[[str], None]
 """Takes what a person at the screen would want to know."""
 
@@ -58,13 +77,24 @@ class Request:
     """A folder in which the run is kept as it goes along."""
     resume: bool = True
     """Go on with the run that is there; otherwise such a folder is refused."""
+    patience: float = DEFAULT_PATIENCE
+    """Seconds after which rejection gives up if it has accepted nothing."""
+    control_timeout: float = CONTROL_SECONDS
+    """Seconds after which a control that is asked about some texts is taken to hang."""
 
     def __post_init__(self) -> None:
-        check_count(n=self.n, thin=self.thin)
-        if self.warmup is not None and self.warmup < 0:
-            raise SamplingError(f"warmup = {self.warmup} is too small; use 0 or more")
+        check_count(n=self.n, thin=self.thin, length=self.length)
+        if self.warmup is not None:
+            check_count(0, warmup=self.warmup)
+        check_positive(patience=self.patience, control_timeout=self.control_timeout)
+        check_positive(scale=None if self.scale == "auto" else self.scale)
         check_seed(self.seed)
         check_sampler_name(self.sampler)
+        _check_prompts(self.prompts)
+        prompts = 1 if self.prompts is None else len(self.prompts)
+        check_memory(prompts * self.n * (TEXT_BYTES + TOKEN_BYTES * self.length), f"{prompts * self.n} texts")
+        steps = total_steps(self.warmup, self.thin)
+        check_memory(STEP_BYTES * steps, f"the record of {steps} steps")
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,16 +163,39 @@ def read_controls(
     controls: Mapping[Control | str, float] | Sequence[Control | str], device: str
 ) -> dict[Control, float]:
     """Controls and their weights; those that are written in words are read, and a weight in them counts, too."""
-    weights = controls if isinstance(controls, Mapping) else dict.fromkeys(controls, 1.0)
+    if not isinstance(controls, Collection) or isinstance(controls, (str, bytes)):
+        raise SamplingError(
+            f"controls = {controls!r} is no list of controls; write controls=['keyword=river'], or a dict with weights"
+        )
+    given = controls.items() if isinstance(controls, Mapping) else [(control, 1.0) for control in controls]
     found: dict[Control, float] = {}
-    for control, weight in weights.items():
+    for control, weight in given:
         if isinstance(control, str):
             from structured_voronoi.controls.parsing import parse_control
 
             control, written = parse_control(control, device)
             weight = weight * written
-        found[control] = weight
+        with user_code(f"the control {type(control).__name__}", "mend it, or leave it out"):
+            _check_control(control, found)
+            found[control] = weight
     return found
+
+
+def _check_control(control: Control, others: Mapping[Control, float]) -> None:
+    """Refuse a control that cannot be told from the others, or whose name is that of another part of a text's line."""
+    try:
+        is_repeated = control in others
+    except TypeError as error:
+        raise SamplingError(
+            f"the control {type(control).__name__} cannot be told from others ({error}); write @dataclass(eq=False), "
+            "or add __hash__ = object.__hash__"
+        ) from error
+    if is_repeated:
+        raise SamplingError(f"the control {control.name} is given twice; leave one out")
+    if getattr(control, "name", None) in Text._fields:
+        raise SamplingError(
+            f"a control is called {control.name!r}, as another part of the output is; give it another name"
+        )
 
 
 def fulfil(request: Request, say: Say, conclude: Say) -> Generator[Batch]:
@@ -156,7 +209,10 @@ def fulfil(request: Request, say: Say, conclude: Say) -> Generator[Batch]:
         models = _models_of(request)
         left_out = ", ".join(f"{count} {why}" for why, count in models[0].excluded.items() if count)
         say(f"tokens left out: {left_out or 'none'}")
-        targets = [Controlled(model, dict(request.controls)) if request.controls else model for model in models]
+        targets = [
+            Controlled(model, request.controls, request.control_timeout) if request.controls else model
+            for model in models
+        ]
         if kept is not None:
             kept.begin("texts", bind(targets[0]), _described(request, models[0]))
         done, all_texts = 0, request.n * len(models)
@@ -201,6 +257,19 @@ def _draw(
             conclude(f"{label}warning: {words}.")
 
 
+def _check_prompts(prompts: Sequence[str] | None) -> None:
+    """Refuse prompts that are no texts, or none at all."""
+    if prompts is None:
+        return
+    if isinstance(prompts, str) or not isinstance(prompts, Collection):
+        raise SamplingError(f"prompts = {prompts!r} are no list; give a list of texts")
+    if not len(prompts):
+        raise SamplingError("there are no prompts; give one or more, or leave them out")
+    for number, prompt in enumerate(prompts, 1):
+        if not isinstance(prompt, str):
+            raise SamplingError(f"prompt {number} is {prompt!r} and no text; give texts")
+
+
 def _plan(request: Request, target: LanguageModel | Controlled, kept: Checkpoint | None, number: int) -> Plan:
     """How the texts of one prompt are drawn; decided once, as `auto` goes by the time that a pilot takes."""
     problem = bind(target)
@@ -216,6 +285,7 @@ def _plan(request: Request, target: LanguageModel | Controlled, kept: Checkpoint
             start=request.start,
             seed=request.seed,
             progress=request.progress,
+            patience=request.patience,
         )
 
     return make() if kept is None else kept.plan(f"plan-{number:06}", problem, request.scale, make)
@@ -225,7 +295,7 @@ def _described(request: Request, model: LanguageModel) -> dict[str, Any]:
     """Everything that the texts depend on besides the target, as a checkpoint keeps it."""
     from structured_voronoi.run.stored import describe
 
-    left_out = ("progress", "checkpoint", "resume", "model", "prompts", "controls")
+    left_out = ("progress", "checkpoint", "resume", "patience", "control_timeout", "model", "prompts", "controls")
     settings = {name: describe(value) for name, value in vars(request).items() if name not in left_out}
     return {
         "model": request.model if isinstance(request.model, str) else type(model.model).__name__,
@@ -237,8 +307,6 @@ def _described(request: Request, model: LanguageModel) -> dict[str, Any]:
 
 def _models_of(request: Request) -> list[LanguageModel]:
     """The language model after every prompt; the network is loaded once."""
-    if request.prompts is not None and not len(request.prompts):
-        raise SamplingError("there are no prompts; give one or more, or leave them out")
     prompts = [""] if request.prompts is None else list(request.prompts)
     ends = request.ends if request.ends is not None else "never" if request.suffix else "anywhere"
     shape: dict[str, Any] = {"length": request.length, "suffix": request.suffix, "ends": ends, "stop": request.stop}

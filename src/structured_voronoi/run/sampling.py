@@ -25,7 +25,7 @@ from structured_voronoi.contracts import (
     restored_info,
     tune,
 )
-from structured_voronoi.errors import SamplingError
+from structured_voronoi.errors import SamplingError, check_count, check_memory
 from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.progress import progress_bar
 from structured_voronoi.streams import Rng
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     from structured_voronoi.run.checkpoints import Checkpoint
 
+STATISTICS = 12
+"""Numbers that are kept of a draw besides its tokens."""
 LIBRARIES = ("structured-voronoi", "torch", "numpy", "xarray")
 FURTHER_DIMENSIONS = {
     "redraws_by_length": ("redraw_length",),
@@ -136,15 +138,10 @@ def sample(
     the ``diagnosis``: whether to trust the run. With ``keep_warmup`` the steps of the warm-up are in
     ``["warmup_posterior"]`` and ``["warmup_sample_stats"]``.
     """
-    for name, value, least in (
-        ("chains", chains, 1),
-        ("draws", draws, 1),
-        ("warmup", warmup, 0),
-        ("thin", thin, 1),
-    ):
-        if not isinstance(value, int) or value < least:
-            raise SamplingError(f"{name} = {value!r}; it must be a whole number of at least {least}")
+    check_count(chains=chains, draws=draws, thin=thin)
+    check_count(0, warmup=warmup)
     problem = bind(target)
+    check_memory(chains * draws * 8 * (problem.length + STATISTICS), f"{draws} draws of {chains} chains")
     rng = Rng(seed, chains, device=problem.device)
     settings = {"chains": chains, "draws": draws, "warmup": warmup, "thin": thin, "seed": seed}
     with contextlib.ExitStack() as stack:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby, islice, pairwise
@@ -50,10 +51,13 @@ class Text(NamedTuple):
     """p(t | m) of every control, by name."""
 
     def line(self) -> dict[str, Any]:
-        """The keys and values of its JSONL line: one key a control, at the end."""
-        parts = self._asdict()
+        """The keys and values of its JSONL line: one key a control, at the end. What is no finite number is null."""
+        parts = {**self._asdict(), **self.controls}
         del parts["controls"]
-        return {**parts, **self.controls}
+        return {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in parts.items()
+        }
 
 
 class Batch(NamedTuple):
