@@ -157,7 +157,6 @@ def train_classifier(
     for name, scores in report["classes"].items():
         grid.add_row(name, *(f"{scores[key]:.3f}" for key in ("precision", "recall", "f1")), str(scores["count"]))
     Console(width=None if sys.stdout.isatty() else 120, markup=False, emoji=False).print(grid)
-    Console(width=None if sys.stdout.isatty() else 120).print(grid)
     short = f" ({report[SHORT_F1]:.3f} cut to {SHORT} tokens)" if SHORT_F1 in report else ""
     print(
         f"{folder}: macro-F1 {report['macro_f1']:.3f} on {report['held_out_texts']:,} held-out texts{short}; "
