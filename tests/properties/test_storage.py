@@ -114,9 +114,11 @@ def test_a_folder_with_a_run_needs_resume_and_one_of_somebody_else_is_refused(tm
     with pytest.raises(SamplingError, match="holds a run already; add --resume or choose another folder"):
         Store(kept_run(tmp_path / "run"), resume=False)
     (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "letter.txt").write_text("dear")
-    with pytest.raises(SamplingError, match=r"holds other files \(letter.txt\)"):
+    for name in ("draft.new", "letter.txt", LOCK):
+        (tmp_path / "own" / name).write_text("dear")
+    with pytest.raises(SamplingError, match=r"holds other files \(draft.new\)"):
         Store(tmp_path / "own")
+    assert files_of(tmp_path / "own") == dict.fromkeys(("draft.new", "letter.txt", LOCK), b"dear")
     with pytest.raises(SamplingError, match=r"letter.txt cannot be written \(it is a file\); choose another"):
         Store(tmp_path / "own" / "letter.txt")
     with pytest.raises(SamplingError, match=r"cannot be written \(Not a directory\)"):

@@ -223,15 +223,12 @@ def _plan(request: Request, target: LanguageModel | Controlled, kept: Checkpoint
 
 def _described(request: Request, model: LanguageModel) -> dict[str, Any]:
     """Everything that the texts depend on besides the target, as a checkpoint keeps it."""
-    from structured_voronoi.run.stored import describe
-
     left_out = ("progress", "checkpoint", "resume", "model", "prompts", "controls")
-    settings = {name: describe(value) for name, value in vars(request).items() if name not in left_out}
     return {
         "model": request.model if isinstance(request.model, str) else type(model.model).__name__,
-        "prompts": describe(list(request.prompts or [model.prompt])),
+        "prompts": list(request.prompts or [model.prompt]),
         "controls": {control.name: weight for control, weight in request.controls.items()},
-        **settings,
+        **{name: value for name, value in vars(request).items() if name not in left_out},
     }
 
 

@@ -147,10 +147,9 @@ def probability(
             kept = None
             if checkpoint is not None:
                 from structured_voronoi.run.checkpoints import Checkpoint
-                from structured_voronoi.run.stored import describe
 
                 kept = stack.enter_context(Checkpoint(checkpoint, resume))
-                asked = {"texts": texts, "seed": seed, "monte_carlo": monte_carlo, "lookahead": describe(lookahead)}
+                asked = {"texts": texts, "seed": seed, "monte_carlo": monte_carlo, "lookahead": lookahead}
                 kept.begin("probability", problem, asked)
             if lookahead is None:
                 fit = partial(_fit, problem, pilot, seed, keep, progress)

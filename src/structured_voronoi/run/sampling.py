@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -27,7 +26,7 @@ from structured_voronoi.contracts import (
 )
 from structured_voronoi.errors import SamplingError
 from structured_voronoi.problem.problem import Problem, bind
-from structured_voronoi.progress import progress_bar
+from structured_voronoi.progress import Tick, progress_bar
 from structured_voronoi.streams import Rng
 
 if TYPE_CHECKING:
@@ -153,17 +152,16 @@ def sample(
             sampler = tune(sampler, problem, seed, start)
         else:
             from structured_voronoi.run.checkpoints import Checkpoint
-            from structured_voronoi.run.stored import describe, describe_sampler
+            from structured_voronoi.run.stored import describe_sampler
 
             kept = stack.enter_context(Checkpoint(checkpoint))
-            more = {"keep_warmup": keep_warmup, "start": describe(start), "sampler": describe_sampler(sampler)}
+            more = {"keep_warmup": keep_warmup, "start": start, "sampler": describe_sampler(sampler)}
             kept.begin("sv.sample", problem, {**settings, **more})
             sampler = kept.tuned(sampler, problem, seed, start)
         settings["warmup"] = 0 if is_independent(sampler) else warmup
         recorder, interrupted = Recorder(draws, settings["warmup"], thin, keep_warmup), True
         with contextlib.suppress(KeyboardInterrupt), progress_bar(recorder.all_steps, progress) as tick:
-            for info in _advance(sampler, problem, rng, start, recorder, kept):
-                tick(f"energy {float(info.energy.mean()):.2f}")
+            _advance(sampler, problem, rng, start, recorder, kept, tick)
             interrupted = False
     if recorder.count <= recorder.warm:
         raise SamplingError("interrupted before the first draw: nothing to return; run again with a shorter warm-up")
@@ -175,31 +173,44 @@ def sample(
 
 
 def _advance(
-    sampler: Sampler, problem: Problem, rng: Rng, start: Start, recorder: Recorder, kept: Checkpoint | None
-) -> Iterator[Info]:
-    """The reports of steps, each after it was recorded; the first is that after the last one that was kept."""
-    if kept is not None and kept.is_finished:
-        recorder.resume([kept.get(name) for name in kept.names("draws-")], **kept.get("counted"))
+    sampler: Sampler,
+    problem: Problem,
+    rng: Rng,
+    start: Start,
+    recorder: Recorder,
+    kept: Checkpoint | None,
+    tick: Tick,
+) -> None:
+    """Record all steps that are not recorded yet; a run that is kept goes on after the last one that was."""
+    if kept is None:
+        for _, info in islice(chains := Chains(sampler, problem, rng, start), recorder.all_steps):
+            recorder.add(chains.state.tokens, info)
+            tick(f"energy {float(info.energy.mean()):.2f}")
+        return
+    draws = [kept.get(name) for name in kept.names("draws-")]
+    if kept.is_finished:
+        recorder.resume(draws, **kept.get("counted"))
         return
     chains = Chains(sampler, problem, rng, start)
-    bookmark = None if kept is None else kept.bookmark("chains", chains)
-    if kept is not None and bookmark is not None:
-        recorder.resume([kept.get(name) for name in kept.names("draws-")], **bookmark.resume())
+    bookmark = kept.bookmark("chains", chains)
+    recorder.resume(draws, **bookmark.resume())
+    tick("", recorder.steps)
     stored = recorder.count
     for _, info in islice(chains, recorder.all_steps - recorder.steps):
         recorder.add(chains.state.tokens, info)
+        tick(f"energy {float(info.energy.mean()):.2f}")
         is_last = recorder.steps == recorder.all_steps
-        if kept is not None and bookmark is not None and (is_last or kept.is_due):
-            if recorder.count > stored:
-                kept.put(f"draws-{len(kept.names('draws-')):06}", recorder.since(stored))
-                stored = recorder.count
-            if is_last:
-                bookmark.remove()
-                kept.put("counted", recorder.counted())
-            else:
-                bookmark.put(recorder.counted())
-            kept.save(recorder.steps, recorder.all_steps, "steps")
-        yield info
+        if not is_last and not kept.is_due:
+            continue
+        if recorder.count > stored:
+            kept.put(f"draws-{len(kept.names('draws-')):06}", recorder.since(stored))
+            stored = recorder.count
+        if is_last:
+            bookmark.remove()
+            kept.put("counted", recorder.counted())
+        else:
+            bookmark.put(recorder.counted())
+        kept.save(recorder.steps, recorder.all_steps, "steps")
 
 
 def _make_tree(

@@ -95,7 +95,7 @@ def draw_texts(
         rng = Rng(seed, range(first_chain + begin, first_chain + end), device=problem.device)
         with progress_bar(plan.steps, progress, f"{label}texts to {end} of {count}") as tick:
             draw = partial(_draw_batch, target, problem, plan, rng, start, tick, kept)
-            batch = _kept_or_drawn(kept, f"batch-{first_chain + begin:09}", draw)
+            batch = _kept_or_drawn(kept, first_chain + begin, problem.device, draw)
         yield batch
 
 
@@ -115,6 +115,7 @@ def _draw_batch(
     bookmark = None if kept is None else kept.bookmark(f"chains-{numbers[0]:09}", chains)
     if bookmark is not None and (counted := bookmark.resume()):
         energies, total = list(counted["energies"].cpu()), restored_info(counted["total"])
+        tick("", len(energies))
     for _, info in islice(chains, plan.steps - len(energies)):
         energies.append(widened(info.energy).cpu())
         total = info if total is None else merge_infos(total, info)
@@ -130,9 +131,10 @@ def _draw_batch(
     return Batch(_make_texts(target, numbers, last, total), steps, first, last.cpu().numpy(), total)
 
 
-def _kept_or_drawn(kept: Checkpoint | None, name: str, draw: Callable[[], Batch]) -> Batch:
-    """The batch that was kept under this name; where there is none it is drawn now, and kept."""
-    stored = None if kept is None else kept.get(name)
+def _kept_or_drawn(kept: Checkpoint | None, first_chain: int, device: torch.device, draw: Callable[[], Batch]) -> Batch:
+    """The batch of these chains that was kept; where there is none it is drawn now, and kept."""
+    name = f"batch-{first_chain:09}"
+    stored = None if kept is None else kept.get(name, device=device)
     if stored is not None:
         return Batch.restored(stored)
     batch = draw()
@@ -153,7 +155,7 @@ def draw_for_prompts(
             while waiting:
                 some, waiting = waiting[:rows], waiting[rows:]
                 draw = partial(_draw_together, [model for model, _ in some], [chain for _, chain in some], seed)
-                yield _kept_or_drawn(kept, f"batch-{some[0][1]:09}", draw)
+                yield _kept_or_drawn(kept, some[0][1], models[0].device, draw)
                 tick("", len(some))
 
 
