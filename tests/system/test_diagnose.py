@@ -173,6 +173,14 @@ def test_texts_in_a_checkpoint_are_judged_by_their_steps(tmp_path: Path) -> None
     assert (tmp_path / "out" / "diagnosis_prompt_2_energy.png").exists()
 
 
+def test_guided_texts_in_a_checkpoint_show_their_weights(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"n": 3, "length": 6, "ends": "never", "sampler": "guided", "progress": False}
+    sv.generate("bundled", "Near the", ["keyword=river"], **settings, checkpoint=tmp_path / "run")
+    done = svs("diagnose", str(tmp_path / "run"), "--out", str(tmp_path / "out"))
+    assert "effective share of weights" in done.stdout
+    assert (tmp_path / "out" / "diagnosis_weights.png").exists()
+
+
 STUCK = ("--ends", "never", "--length", "5", "--scale", "0.001", "--sampler", "svs", "--warmup", "20")
 
 

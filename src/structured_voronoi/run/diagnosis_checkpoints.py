@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,14 @@ def read_checkpoint(folder: Path) -> dict[str, Record]:
     raise SamplingError(f"{folder} holds a run of {manifest.kind}, which has no chains; it says by itself how it went")
 
 
-def _parts(folder: Path, manifest: Manifest, prefix: str) -> dict[str, Any]:
-    """What was put under the names that begin so, in order."""
-    return {name: unpack((folder / name).read_bytes()) for name in sorted(manifest.parts) if name.startswith(prefix)}
+def _parts(folder: Path, manifest: Manifest, kind: str) -> list[Any]:
+    """What was put under this name and a number, in order."""
+    names = [name for name in sorted(manifest.parts) if re.fullmatch(rf"{kind}-\d+\.safetensors", name)]
+    return [unpack((folder / name).read_bytes()) for name in names]
 
 
 def _read_draws(folder: Path, manifest: Manifest) -> Record:
-    settings, parts = manifest.settings, list(_parts(folder, manifest, "draws-").values())
+    settings, parts = manifest.settings, _parts(folder, manifest, "draws")
     sampler = settings["sampler"]
     independent = sampler["class"] in sv.__all__ and is_independent(getattr(sv, sampler["class"]))
     warm = settings["warmup"] if settings["keep_warmup"] and not independent else 0
@@ -58,8 +60,8 @@ def _read_draws(folder: Path, manifest: Manifest) -> Record:
 
 
 def _read_texts(folder: Path, manifest: Manifest) -> dict[str, Record]:
-    settings, batches = manifest.settings, list(map(Batch.restored, _parts(folder, manifest, "batch-").values()))
-    plans = [stored for name, stored in _parts(folder, manifest, "plan-").items() if "sampler" not in name]
+    settings, batches = manifest.settings, list(map(Batch.restored, _parts(folder, manifest, "batch")))
+    plans = _parts(folder, manifest, "plan")
     if not batches or not plans:
         raise SamplingError(f"{folder} holds no text yet; wait until there are some")
     found = {}
