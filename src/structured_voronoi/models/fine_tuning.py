@@ -27,6 +27,7 @@ from structured_voronoi.models.training import (
     digest,
     encode_whole_texts,
     mean_loss,
+    perplexity,
 )
 
 TICKS = 1000
@@ -87,7 +88,7 @@ def fine_tune(
     report = {
         "held_out_loss_before": before,
         "held_out_loss": after,
-        "held_out_perplexity": math.exp(after),
+        "held_out_perplexity": perplexity(after, out),
         "held_out_texts": len(held_out),
         "texts": min(len(ids), progress.step * recipe.batch),
         "steps": progress.step,
