@@ -412,22 +412,22 @@ def fuzz_training_checkpoint(draw: Draw) -> Outcome:
 
 @lru_cache
 def _stopped_training() -> Path:
-    from structured_voronoi.models import training
+    from structured_voronoi.models import unfinished
 
     texts = [one.text for one in descriptions(24, seed=0)]
     recipe = Recipe(vocabulary=280, width=8, layers=1, heads=1, context=16, batch=12)
-    place, steps = strange_places() / "training-original", training.CHECKPOINT_STEPS
+    place, steps = strange_places() / "training-original", unfinished.CHECKPOINT_STEPS
 
     def stop(note: str, steps: int) -> None:
-        if (place / UNFINISHED / "state.safetensors").exists():
+        if any((place / UNFINISHED).glob("state-*.safetensors")):
             raise KeyboardInterrupt
 
-    training.CHECKPOINT_STEPS = 1
+    unfinished.CHECKPOINT_STEPS = 1
     try:
         with contextlib.suppress(KeyboardInterrupt):
             train_language_model(Corpus(texts, texts[:2]), place, recipe, stop)
     finally:
-        training.CHECKPOINT_STEPS = steps
+        unfinished.CHECKPOINT_STEPS = steps
     return place
 
 

@@ -307,7 +307,7 @@ def test_in_processes_of_their_own(tmp_path: Path) -> None:
     assert "is not UTF-8 at character 3" in error
     code, _, error = run("--out", "/dev/full")
     assert code == 2
-    assert "--out /dev/full cannot be written any more (No space left on device)" in error.splitlines()[-1]
+    assert "/dev/full cannot be written (No space left on device)" in error.splitlines()[-1]
     with Path("/dev/full").open("w") as full:
         code, _, error = run(stdout=full)
     assert code == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import re
 import signal
@@ -112,7 +113,8 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait in vain would slow a busy machine down
     gc.set_threshold(100_000)  # collecting garbage amid the imports of thousands of modules takes a second
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # the terminal may lack a letter
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # the terminal may lack a letter
     signal.signal(signal.SIGTERM, _end)
     words = [word for word in sys.argv[1:] if word != "--debug"]
     try:

@@ -148,8 +148,9 @@ def load_classifier(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         tensors = {name: tensor.float() for name, tensor in load_file(folder / WEIGHTS).items()}
-        network = NETWORKS[config["classifier"]](config["model"]["width"], config["hidden"], len(config["labels"]))
-        network.load_state_dict(tensors)
+        with torch.device("meta"):  # sizes that a damaged config makes up take no memory
+            network = NETWORKS[config["classifier"]](config["model"]["width"], config["hidden"], len(config["labels"]))
+        network.load_state_dict(tensors, assign=True)
     except Exception as error:  # the libraries below raise many kinds; each means that the folder is of no use
         raise SamplingError(
             f"classifier {folder} cannot be loaded ({type(error).__name__}: {one_line(error)}); "

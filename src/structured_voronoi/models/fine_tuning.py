@@ -27,6 +27,7 @@ from structured_voronoi.models.training import (
     describe_training,
     encode_whole_texts,
     mean_loss,
+    perplexity,
     unfinished_training,
 )
 
@@ -96,7 +97,7 @@ def fine_tune(
         report = {
             "held_out_loss_before": before,
             "held_out_loss": after,
-            "held_out_perplexity": math.exp(after),
+            "held_out_perplexity": perplexity(after, out),
             "held_out_texts": len(held_out),
             "texts": min(len(ids), progress.step * recipe.batch),
             "steps": progress.step,

@@ -41,7 +41,7 @@ def load_model(name: str, device: str = "cpu", dtype: str = "float32") -> Loaded
         _quiet_gguf()
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False, **options)  # a missing model fails here
-        _refuse_absurd(name, config)
+        refuse_absurd(f"model {name}", config)
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
         model: Any
         model, loading_info = AutoModelForCausalLM.from_pretrained(
@@ -171,12 +171,12 @@ def _explain_failure(name: str, source: str, error: Exception) -> str:
     )
 
 
-def _refuse_absurd(name: str, config: Any) -> None:
+def refuse_absurd(subject: str, config: Any) -> None:
     """Refuse a number of layers that no model has, which would take minutes to make before its weights are missed."""
     layers = getattr(config.get_text_config(), "num_hidden_layers", 1)
     if not 1 <= layers <= MOST_LAYERS:
         raise SamplingError(
-            f"model {name}: its config.json says {layers} layers, and models have 1 to {MOST_LAYERS:,}; it is damaged: "
+            f"{subject}: its config.json says {layers} layers, and models have 1 to {MOST_LAYERS:,}; it is damaged: "
             "copy it again"
         )
 

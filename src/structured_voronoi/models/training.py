@@ -121,9 +121,8 @@ def train_language_model(
             shown = progress.step
         model.eval()
         nats = mean_loss(model, held_out)
-        if not nats < MOST_NATS:
-            raise SamplingError(f"training has come to a loss of {nats:.3g} nats a token; delete {out} to begin anew")
-        report = {"held_out_loss": nats, "held_out_perplexity": math.exp(nats), "texts": len(ids), **asdict(recipe)}
+        found = {"held_out_loss": nats, "held_out_perplexity": perplexity(nats, out), "texts": len(ids)}
+        report = {**found, **asdict(recipe)}
         if half:
             model = model.half()
         model.save_pretrained(out)
@@ -179,6 +178,13 @@ def mean_loss(model: Any, rows: list[list[int]], at_a_time: int = 100) -> float:
     parts = [rows[i : i + at_a_time] for i in range(0, len(rows), at_a_time)]
     losses = [(float(_loss(model, part)), sum(len(row) - 1 for row in part)) for part in parts]
     return sum(loss * count for loss, count in losses) / sum(count for _, count in losses)
+
+
+def perplexity(nats: float, out: Path) -> float:
+    """Of this loss a token; an error where the training has come to nothing."""
+    if not nats < MOST_NATS:
+        raise SamplingError(f"the training has come to a loss of {nats:.3g} nats a token; delete {out} to begin anew")
+    return math.exp(nats)
 
 
 def _train_tokenizer(texts: list[str], recipe: Recipe) -> Any:
