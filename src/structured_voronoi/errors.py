@@ -25,8 +25,8 @@ class NoBoundError(SamplingError):
     """Scores have no bound, or exceed the declared one, so that rejection would not be exact."""
 
 
-def one_line(error: Exception, longest: int = 200) -> str:
-    """The message of somebody else's error on one line, cut where it goes on and on."""
+def one_line(error: object, longest: int = 200) -> str:
+    """The message of somebody else's error, or what else is to be told, on one line, cut where it goes on and on."""
     return " ".join(str(error).split())[:longest]
 
 

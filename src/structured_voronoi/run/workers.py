@@ -1,56 +1,337 @@
-"""Independent pieces of an experiment on all cores, each on one thread."""
+"""Tasks on several processes at once. A worker that dies is replaced, and its task is run again.
+
+A worker prepares itself once, by loading a model for example, and then does one task after another. `Crew` hands the
+tasks out; where they are done is a matter of `Workers`: processes on this machine (`Processes`), or actors of a Ray
+cluster (run/ray_workers.py).
+"""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import multiprocessing
 import os
+import pickle
 import signal
-from collections.abc import Callable, Iterable, Sequence
-from multiprocessing import resource_tracker
-from multiprocessing.pool import Pool
-from typing import Any
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from multiprocessing import connection, resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from typing import Any, NamedTuple, Protocol
 
-import torch
+from structured_voronoi.errors import SamplingError, one_line
+from structured_voronoi.progress import progress_bar
 
-from structured_voronoi.progress import Tick, progress_bar
+Work = Callable[[Any], Any]
+Prepare = Callable[[], Work]
+"""Called once in every worker; what it returns is called with each of the worker's tasks."""
+RUNS = 3
+"""How often a task is begun before it is given up."""
+PR_SET_PDEATHSIG = 1
 
 
-def side_by_side(
-    work: Callable[[Any], Any], tasks: Sequence[Any], label: str, progress: bool, workers: int | None = None
-) -> list[Any]:
+class Done(NamedTuple):
+    """A worker has done its task."""
+
+    worker: int
+    result: Any
+
+
+class Failed(NamedTuple):
+    """A worker's task, or its preparation, has raised an error."""
+
+    worker: int
+    error: SamplingError
+    traceback: str
+
+
+class Lost(NamedTuple):
+    """A worker has died in the middle of its task."""
+
+    worker: int
+    cause: str
+
+
+class Workers(Protocol):
+    """Some numbered workers, each with at most one task at a time."""
+
+    count: int
+
+    def start(self, worker: int) -> None: ...
+    def give(self, worker: int, task: Any) -> None: ...
+    def wait(self) -> list[Done | Failed | Lost]:
+        """What has become of tasks that were given; waits until there is something to tell."""
+
+    def stop(self) -> None: ...
+
+
+class Crew:
+    """Workers and the tasks that are theirs; more may be added while results come in."""
+
+    def __init__(self, workers: Workers) -> None:
+        self.workers = workers
+        self._waiting: deque[_Task] = deque()
+        self._busy: dict[int, _Task] = {}
+        self._idle: list[int] = []
+        self._absent = list(reversed(range(workers.count)))
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.workers.stop()
+
+    def add(self, number: int, content: Any, name: str) -> None:
+        """A task to be done when a worker is free, and what to call it in errors."""
+        self._waiting.append(_Task(number, content, name))
+
+    def results(self) -> Iterator[tuple[int, Any]]:
+        """(number of the task, result), as they come, until none is left; a task's error is raised here."""
+        while self._waiting or self._busy:
+            self._hand_out()
+            for event in self.workers.wait():
+                task = self._busy.pop(event.worker)
+                match event:
+                    case Done():
+                        self._idle.append(event.worker)
+                        yield task.number, event.result
+                    case Failed():
+                        raise event.error from _InWorker(event.traceback)
+                    case Lost():
+                        self._absent.append(event.worker)
+                        self._waiting.appendleft(task.begun_again(event.cause))
+
+    def _hand_out(self) -> None:
+        """A task to every worker that is free; workers are started when there is something for them to do."""
+        while self._waiting and (self._idle or self._absent):
+            if not self._idle:
+                self.workers.start(self._absent[-1])
+                self._idle.append(self._absent.pop())
+            worker, task = self._idle.pop(), self._waiting.popleft()
+            self.workers.give(worker, task.content)
+            self._busy[worker] = task
+
+
+class _Task(NamedTuple):
+    number: int
+    content: Any
+    name: str
+    runs: int = 1
+
+    def begun_again(self, cause: str) -> _Task:
+        """The same once more, unless it was lost too often."""
+        if self.runs == RUNS:
+            raise SamplingError(
+                f"{self.name}: its worker died {RUNS} times, at last by {cause}; use fewer workers, so that each has "
+                "more memory, and see who ends them"
+            )
+        return self._replace(runs=self.runs + 1)
+
+
+class _InWorker(Exception):
+    """The traceback of an error that was raised in a worker."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+class Processes:
+    """Workers on this machine, each a process that ends with this one, whatever ends it."""
+
+    def __init__(self, prepare: Prepare, count: int) -> None:
+        self.count, self._prepare = count, packed(prepare)
+        self._hands: dict[int, _Hand] = {}
+        self._given: set[int] = set()
+
+    def start(self, worker: int) -> None:
+        ours, theirs = multiprocessing.Pipe()
+        context = multiprocessing.get_context("spawn")
+        process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        _start_without_interrupts(process)
+        theirs.close()
+        self._hands[worker] = _Hand(process, ours)
+        self._send(worker, self._prepare)
+
+    def give(self, worker: int, task: Any) -> None:
+        self._given.add(worker)
+        self._send(worker, packed(task))
+
+    def _send(self, worker: int, message: bytes) -> None:
+        with contextlib.suppress(OSError):  # it has died, which `wait` will see
+            self._hands[worker].pipe.send_bytes(message)
+
+    def wait(self) -> list[Done | Failed | Lost]:
+        events: list[Done | Failed | Lost] = []
+        while not events:
+            sources: dict[Any, int] = {self._hands[worker].pipe: worker for worker in self._given}
+            sources |= {self._hands[worker].process.sentinel: worker for worker in self._given}
+            ready = {sources[source] for source in connection.wait(list(sources))}
+            events = [event for worker in sorted(ready) if (event := self._hear(worker)) is not None]
+        self._given -= {event.worker for event in events}
+        return events
+
+    def _hear(self, worker: int) -> Done | Failed | Lost | None:
+        """What a worker says, or that it is no more; None if it says that it is prepared."""
+        hand = self._hands[worker]
+        try:
+            outcome = pickle.loads(hand.pipe.recv_bytes()) if hand.pipe.poll() else ()
+        except (EOFError, OSError):
+            outcome = ()
+        if outcome == ():
+            return self._bury(worker)
+        if outcome is None:
+            self._hands[worker] = hand._replace(is_prepared=True)
+            return None
+        return Failed(worker, *outcome) if len(outcome) == 2 else Done(worker, *outcome)
+
+    def _bury(self, worker: int) -> Failed | Lost:
+        process, pipe, is_prepared = self._hands.pop(worker)
+        pipe.close()
+        process.join()
+        code = process.exitcode or 0
+        if not is_prepared and code >= 0:
+            error = SamplingError(
+                f"a worker could not be started (exit code {code}; what it said stands above); a script that asks for "
+                "workers must be a file, and call them under `if __name__ == '__main__':`"
+            )
+            return Failed(worker, error, "")
+        return Lost(worker, f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}")
+
+    def stop(self) -> None:
+        for process, pipe, _ in self._hands.values():
+            process.kill()
+            pipe.close()
+        for process, *_ in self._hands.values():
+            process.join()
+        self._hands.clear()
+        self._given.clear()
+
+
+class _Hand(NamedTuple):
+    """A process and the pipe by which tasks and results go."""
+
+    process: SpawnProcess
+    pipe: Connection
+    is_prepared: bool = False
+
+
+def packed(content: Any) -> bytes:
+    """What is sent to another process. (A pipe's own way would share tensors, which end with their process.)"""
+    try:
+        return pickle.dumps(content)
+    except Exception as error:  # pickle raises many kinds, and user's objects may raise any
+        raise SamplingError(
+            f"workers cannot be sent what they need ({type(error).__name__}: {one_line(error)}); define functions and "
+            "classes at the top of a module rather than inside functions, or do without workers"
+        ) from error
+
+
+def unpacked(message: bytes) -> Any:
+    """What another process has sent."""
+    try:
+        return pickle.loads(message)
+    except Exception as error:
+        raise SamplingError(
+            f"a worker cannot read what it was sent ({type(error).__name__}: {one_line(error)}); put your functions "
+            "and classes into a module that workers can import, or do without workers"
+        ) from error
+
+
+def sendable_error(error: Exception) -> SamplingError:
+    """The error as another process can raise it: one of ours as it is, any other by its name and message."""
+    if type(error).__module__ == SamplingError.__module__ and isinstance(error, SamplingError):
+        return error
+    return SamplingError(f"{type(error).__name__}: {one_line(error)}")
+
+
+def _start_without_interrupts(process: SpawnProcess) -> None:
+    """Started with Ctrl-C blocked, which it inherits: that is this process's to deal with."""
+    resource_tracker.ensure_running()  # else it would be started, and would change the mask, in between
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()
+    except RuntimeError as error:  # a worker that is just importing the user's script
+        raise SamplingError(
+            "workers are asked for when the script is imported, which every worker does; put the call under "
+            "`if __name__ == '__main__':`"
+        ) from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _serve(pipe: Connection) -> None:
+    """The life of a worker process: prepare, then one task after another until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _end_with_parent()
+    work: Work | None = None
+    while True:
+        try:
+            message = pipe.recv_bytes()
+        except EOFError:
+            return
+        outcome: tuple[Any, ...] | None
+        try:
+            if work is None:
+                work, outcome = unpacked(message)(), None
+            else:
+                outcome = (work(unpacked(message)),)
+            answer = packed(outcome)
+        except Exception as error:
+            answer = pickle.dumps((sendable_error(error), traceback.format_exc()))
+        pipe.send_bytes(answer)
+
+
+def _end_with_parent() -> None:
+    """On Linux by a signal of the kernel, which nothing can hold up; elsewhere by a thread that waits for the end."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent.pid:  # it died before
+            os._exit(1)
+
+
+def _end_after(parent: Any) -> None:
+    parent.join()
+    os._exit(1)
+
+
+def side_by_side(work: Work, tasks: Sequence[Any], label: str, progress: bool, workers: int | None = None) -> list[Any]:
     """``work`` on each task; results in the tasks' order.
 
     ``workers`` is the number of processes, each on one thread: None for one per core; with 1 the work is done in
     this process.
     """
-    if workers == 1:
-        with progress_bar(len(tasks), progress, label) as tick:
-            return _collect(map(work, tasks), tick)
-    processes = max(1, min(len(tasks), workers or _count_cores()))
-    with _start_pool(processes) as pool, progress_bar(len(tasks), progress, label) as tick:
-        return _collect(pool.imap(work, tasks), tick)
+    results: dict[int, Any] = {}
+    with progress_bar(len(tasks), progress, label) as tick:
+        if workers == 1:
+            for number, task in enumerate(tasks):
+                results[number] = work(task)
+                tick()
+        else:
+            count = max(1, min(len(tasks), workers or count_cores()))
+            with Crew(Processes(partial(_on_one_thread, work), count)) as crew:
+                for number, task in enumerate(tasks):
+                    crew.add(number, task, f"{label} {one_line(task, 60)}")
+                for number, result in crew.results():
+                    results[number] = result
+                    tick()
+    return [results[number] for number in range(len(tasks))]
 
 
-def _collect(results: Iterable[Any], tick: Tick) -> list[Any]:
-    """The results as they come, each with a tick of the progress bar."""
-    collected = []
-    for result in results:
-        collected.append(result)
-        tick()
-    return collected
+def _on_one_thread(work: Work) -> Work:
+    """The preparation of work of which there is as much as cores."""
+    import torch
+
+    torch.set_num_threads(1)
+    return work
 
 
-def _count_cores() -> int:
+def count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _start_pool(processes: int) -> Pool:
-    """A pool whose workers leave Ctrl-C to this process."""
-    resource_tracker.ensure_running()  # else it would be started, and would change the mask, in between
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a Ctrl-C that comes meanwhile waits
-    previous_handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # workers inherit this
-    try:
-        return multiprocessing.get_context("spawn").Pool(processes, torch.set_num_threads, (1,))
-    finally:
-        signal.signal(signal.SIGINT, previous_handler)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
