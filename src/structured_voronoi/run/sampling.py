@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from functools import reduce
+from collections import namedtuple
+from collections.abc import Iterator
 from importlib.metadata import version
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,23 +24,66 @@ from structured_voronoi.streams import Rng
 if TYPE_CHECKING:
     from xarray import DataTree
 
+    from structured_voronoi.run.checkpoints import Checkpoint
+
 LIBRARIES = ("structured-voronoi", "torch", "numpy", "xarray")
 
 
 class Recorder:
     """The draws and statistics so far, in tensors that are filled as the chains go along."""
 
-    def __init__(self, draws: int) -> None:
-        self.total, self.count = draws, 0
+    def __init__(self, draws: int, warmup: int = 0, thin: int = 1) -> None:
+        self.total, self.warmup, self.thin = draws, warmup, thin
+        self.steps = self.count = self.warmup_cost = 0
+        self.pending: Any = None
+        """What was reported since the last draw."""
         self.columns: dict[str, Tensor] = {}
 
+    @property
+    def all_steps(self) -> int:
+        return self.warmup + self.total * self.thin
+
     def add(self, tokens: Tensor, info: Info) -> None:
-        fields = {"tokens": tokens} | {name: part for name, part in info._asdict().items() if part is not None}
-        for name, part in fields.items():
+        """Count one step of all chains; the last of ``thin`` steps makes a draw."""
+        self.steps += 1
+        if self.steps <= self.warmup:
+            self.warmup_cost += int(info.evaluations.sum())
+            return
+        self.pending = info if self.pending is None else merge_infos(self.pending, info)
+        if (self.steps - self.warmup) % self.thin == 0:
+            reported = {name: part for name, part in self.pending._asdict().items() if part is not None}
+            self.append({name: part[None] for name, part in ({"tokens": tokens} | reported).items()})
+            self.pending = None
+
+    def append(self, columns: dict[str, Tensor]) -> None:
+        """Further draws, (draw, chain, …) each column."""
+        for name, part in columns.items():
             if name not in self.columns:
-                self.columns[name] = torch.empty((self.total, *part.shape), dtype=part.dtype)
-            self.columns[name][self.count] = part.cpu()
-        self.count += 1
+                self.columns[name] = torch.empty((self.total, *part.shape[1:]), dtype=part.dtype)
+            self.columns[name][self.count : self.count + len(part)] = part.cpu()
+        self.count += len(columns["tokens"])
+
+    def since(self, count: int) -> dict[str, Tensor]:
+        """The draws after the first so many."""
+        return {name: column[count : self.count] for name, column in self.columns.items()}
+
+    def counted(self) -> dict[str, Any]:
+        """What has to be known besides the draws in order to go on."""
+        pending = None if self.pending is None else self.pending._asdict()
+        return {"steps": self.steps, "warmup_cost": self.warmup_cost, "pending": pending}
+
+    def resume(
+        self,
+        draws: list[dict[str, Tensor]],
+        steps: int = 0,
+        warmup_cost: int = 0,
+        pending: dict[str, Tensor | None] | None = None,
+    ) -> None:
+        """Go on after these draws, with what was counted."""
+        for columns in draws:
+            self.append(columns)
+        self.steps, self.warmup_cost = steps, warmup_cost
+        self.pending = None if pending is None else namedtuple("Pending", pending)(**pending)
 
     def values(self, name: str) -> Any:
         """(chain, draw, …) as numpy."""
@@ -54,13 +99,15 @@ def sample(
     thin: int = 1,
     seed: int = 0,
     start: Start = None,
-    checkpoint: None = None,
+    checkpoint: str | Path | None = None,
     progress: bool = True,
 ) -> DataTree:
     """Draw from a target.
 
     Each chain takes ``warmup`` steps (none if draws are independent), then ``draws`` times ``thin`` steps; all chains
-    advance as one batch. Ctrl-C returns the draws so far. The result follows the ArviZ convention:
+    advance as one batch. Ctrl-C returns the draws so far. With ``checkpoint``, a folder, the run is kept there as it
+    goes along; the same call goes on with it, whatever has stopped it, and another one is refused. The result follows
+    the ArviZ convention:
     ``["posterior"]["tokens"]`` has dimensions (chain, draw, position), ``["sample_stats"]`` holds the energy and the
     counts of each draw, and the attributes hold every setting, the versions, and the cost of the warm-up.
     """
@@ -72,29 +119,59 @@ def sample(
     ):
         if not isinstance(value, int) or value < least:
             raise SamplingError(f"{name} = {value!r}; it must be a whole number of at least {least}")
-    if checkpoint is not None:
-        raise SamplingError(f"checkpoint = {checkpoint!r}: checkpoints are not part of this version; leave it out")
     problem = bind(target)
     rng = Rng(seed, chains, device=problem.device)
-    sampler = tune(sampler, problem, seed, start)
-    if is_independent(sampler):
-        warmup = 0
+    settings = {"chains": chains, "draws": draws, "warmup": warmup, "thin": thin, "seed": seed}
+    with contextlib.ExitStack() as stack:
+        kept = None
+        if checkpoint is None:
+            sampler = tune(sampler, problem, seed, start)
+        else:
+            from structured_voronoi.run.checkpoints import Checkpoint
+            from structured_voronoi.run.stored import describe, describe_sampler
 
-    recorder, warmup_cost, interrupted = Recorder(draws), 0, True
-    with contextlib.suppress(KeyboardInterrupt), progress_bar(warmup + draws, progress) as tick:
-        running = Chains(sampler, problem, rng, start)
-        for _, info in islice(running, warmup):
-            warmup_cost += int(info.evaluations.sum())
-            tick(f"energy {float(info.energy.mean()):.2f}")
-        for _ in range(draws):
-            info = reduce(merge_infos, (info for _, info in islice(running, thin)))
-            recorder.add(running.state.tokens, info)
-            tick(f"energy {float(info.energy.mean()):.2f}")
-        interrupted = False
+            kept = stack.enter_context(Checkpoint(checkpoint))
+            kept.begin(
+                "sv.sample", problem, {**settings, "start": describe(start), "sampler": describe_sampler(sampler)}
+            )
+            sampler = kept.tuned(sampler, problem, seed, start)
+        settings["warmup"] = 0 if is_independent(sampler) else warmup
+        recorder, interrupted = Recorder(draws, settings["warmup"], thin), True
+        with contextlib.suppress(KeyboardInterrupt), progress_bar(recorder.all_steps, progress) as tick:
+            for info in _advance(sampler, problem, rng, start, recorder, kept):
+                tick(f"energy {float(info.energy.mean()):.2f}")
+            interrupted = False
     if recorder.count == 0:
         raise SamplingError("interrupted before the first draw: nothing to return; run again with a shorter warm-up")
-    settings = {"chains": chains, "draws": draws, "warmup": warmup, "thin": thin, "seed": seed}
-    return _make_tree(recorder, sampler, problem, settings, warmup_cost, interrupted)
+    return _make_tree(recorder, sampler, problem, settings, recorder.warmup_cost, interrupted)
+
+
+def _advance(
+    sampler: Sampler, problem: Problem, rng: Rng, start: Start, recorder: Recorder, kept: Checkpoint | None
+) -> Iterator[Info]:
+    """The reports of steps, each after it was recorded; the first is that after the last one that was kept."""
+    if kept is not None and kept.is_finished:
+        recorder.resume([kept.get(name) for name in kept.names("draws-")], **kept.get("counted"))
+        return
+    chains = Chains(sampler, problem, rng, start)
+    bookmark = None if kept is None else kept.bookmark("chains", chains)
+    if kept is not None and bookmark is not None:
+        recorder.resume([kept.get(name) for name in kept.names("draws-")], **bookmark.resume())
+    stored = recorder.count
+    for _, info in islice(chains, recorder.all_steps - recorder.steps):
+        recorder.add(chains.state.tokens, info)
+        is_last = recorder.steps == recorder.all_steps
+        if kept is not None and bookmark is not None and (is_last or kept.is_due):
+            if recorder.count > stored:
+                kept.put(f"draws-{len(kept.names('draws-')):06}", recorder.since(stored))
+                stored = recorder.count
+            if is_last:
+                bookmark.remove()
+                kept.put("counted", recorder.counted())
+            else:
+                bookmark.put(recorder.counted())
+            kept.save(recorder.steps, recorder.all_steps, "steps")
+        yield info
 
 
 def _make_tree(
