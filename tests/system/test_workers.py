@@ -7,28 +7,28 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from structured_voronoi.errors import NoStartError, SamplingError
-from structured_voronoi.run.workers import RUNS, Crew, Processes, Work, side_by_side
+from structured_voronoi.run.workers import RUNS, Crew, Processes, Report, Work, side_by_side
 
 SECONDS = 30.0
 """After which a process that should have ended is taken to go on for ever."""
 
 
-def itself(work: Work) -> Work:
-    return work
+def without_report(work: Callable[[int], int]) -> Work:
+    return lambda task, report: work(task)
 
 
-def on_two(work: Work, tasks: Sequence[int], label: str) -> list[int]:
+def on_two(work: Callable[[int], int], tasks: Sequence[int], label: str) -> list[int]:
     """The results of two workers, in the order of the tasks."""
-    with Crew(Processes(partial(itself, work), 2)) as crew:
+    with Crew(Processes(partial(without_report, work), 2)) as crew:
         for task in tasks:
-            crew.add(task, task, f"{label} {task}")
+            crew.add(task, partial(int, task), f"{label} {task}")
         return [result for _, result in sorted(crew.results())]
 
 
@@ -76,6 +76,25 @@ def wait_until(condition: object) -> bool:
     return bool(condition())
 
 
+def tell(task: int, report: Report) -> int:
+    for step in range(3):
+        report(10 * task + step)
+    return task
+
+
+def prepare_to_tell() -> Work:
+    return tell
+
+
+def test_reports_arrive_in_order_before_the_result() -> None:
+    heard: list[tuple[int, int]] = []
+    with Crew(Processes(prepare_to_tell, 1), lambda number, message: heard.append((number, message))) as crew:
+        crew.add(4, lambda: 4, "told")
+        for number, result in crew.results():
+            assert (number, result) == (4, 4)
+            assert heard == [(4, 40), (4, 41), (4, 42)]
+
+
 def test_results_come_in_the_order_of_the_tasks() -> None:
     assert side_by_side(square, range(5), "squares", progress=False, workers=2) == [0, 1, 4, 9, 16]
 
@@ -109,10 +128,11 @@ def test_work_that_cannot_be_sent_is_refused_with_a_remedy() -> None:
 
 SCRIPT = """
 import os, time
+from functools import partial
 from pathlib import Path
 from structured_voronoi.run.workers import Crew, Processes
 
-def sleep(task):
+def sleep(task, report):
     Path(f"{task}.pid").write_text(str(os.getpid()))
     time.sleep(600)
 
@@ -122,7 +142,7 @@ def prepare():
 if __name__ == "__main__":
     with Crew(Processes(prepare, 2)) as crew:
         for task in range(2):
-            crew.add(task, task, "sleeping")
+            crew.add(task, partial(int, task), "sleeping")
         list(crew.results())
 """
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from structured_voronoi.errors import SamplingError, check_seed, did_you_mean
 from structured_voronoi.experiments import EXPERIMENTS, Experiment
+
+if TYPE_CHECKING:
+    from structured_voronoi.storage import Store
 
 WITH_DATA = ", ".join(name for name, experiment in EXPERIMENTS.items() if experiment.takes_data)
 WITH_MODEL = ", ".join(name for name, experiment in EXPERIMENTS.items() if experiment.takes_model)
@@ -33,6 +38,13 @@ def reproduce(
     model: Annotated[
         str | None, Parameter(help=f"{WITH_MODEL}: use this language model, as `svs sample` takes it, and train none.")
     ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        Parameter(help="Folder in which results of tasks are kept as they come; little is lost if the run is stopped."),
+    ] = None,
+    resume: Annotated[
+        bool, Parameter(help="Go on with the run in --checkpoint; if there is none yet, begin it.", negative="")
+    ] = False,
 ) -> int:
     """Reproduce a table or figure: writes NAME.json, NAME.md and NAME*.png.
 
@@ -52,18 +64,55 @@ def reproduce(
         _check_data(name, EXPERIMENTS[name], data)
     if model is not None and (name == "all" or not EXPERIMENTS[name].takes_model):
         raise SamplingError(f"--model does not go with {name}; it is for {WITH_MODEL}")
+    if resume and checkpoint is None:
+        raise SamplingError("--resume needs the folder of the run; add --checkpoint DIR")
 
     from structured_voronoi.models.folders import writable_folder
 
     folder = writable_folder(out, list(chosen))
     given = (("runs", runs), ("seed", seed), ("model", model))
     changes: dict[str, Any] = {key: value for key, value in given if value is not None}
-    for experiment in chosen.values():
-        module = importlib.import_module(f"structured_voronoi.experiments.{experiment.module}")
-        data_setting = {"data": data} if data is not None and _data_fits(experiment, data) else {}
-        for path in module.run(replace(module.Settings(), **changes, **data_setting), folder):
-            print(path)
+    modules = {
+        name: importlib.import_module(f"structured_voronoi.experiments.{experiment.module}")
+        for name, experiment in chosen.items()
+    }
+    settings = {
+        name: replace(
+            module.Settings(), **changes, **({"data": data} if data and _data_fits(chosen[name], data) else {})
+        )
+        for name, module in modules.items()
+    }
+    with contextlib.ExitStack() as stack:
+        store = None
+        if checkpoint is not None:
+            from structured_voronoi.run.kept_results import keep_results
+
+            store = stack.enter_context(_open_store(checkpoint, resume, settings))
+        for name, module in modules.items():
+            with keep_results(store, name) if store is not None else contextlib.nullcontext():
+                for path in module.run(settings[name], folder):
+                    print(path)
+        if store is not None:
+            store.commit({}, finished=True)
     return 0
+
+
+def _open_store(folder: Path, resume: bool, settings: dict[str, Any]) -> Store:
+    """The folder of a run with these settings of experiments, by name."""
+    from structured_voronoi.run.stored import describe
+    from structured_voronoi.storage import Store
+
+    store = Store(folder, resume)
+    try:
+        told = {
+            name: {key: value for key, value in describe(of).items() if key not in ("progress", "workers")}
+            for name, of in settings.items()
+        }
+        store.begin("svs reproduce", told, {"structured-voronoi": version("structured-voronoi")})
+    except SamplingError:
+        store.close()
+        raise
+    return store
 
 
 def _data_fits(experiment: Experiment, data: str) -> bool:

@@ -17,7 +17,7 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from multiprocessing import connection, resource_tracker
 from multiprocessing.connection import Connection
@@ -26,13 +26,26 @@ from typing import Any, NamedTuple, Protocol
 
 from structured_voronoi.errors import SamplingError, one_line
 from structured_voronoi.progress import progress_bar
+from structured_voronoi.run.kept_results import KEEPER
 
-Work = Callable[[Any], Any]
+Report = Callable[[Any], None]
+"""Tells the driver something in the middle of a task."""
+Work = Callable[[Any, Report], Any]
+"""(task, report) -> result."""
 Prepare = Callable[[], Work]
-"""Called once in every worker; what it returns is called with each of the worker's tasks."""
+"""Called once in every worker; what it returns does each of the worker's tasks."""
 RUNS = 3
 """How often a task is begun before it is given up."""
 PR_SET_PDEATHSIG = 1
+PREPARED, SAID, DONE, FAILED = range(4)
+"""What a worker's answer is."""
+
+
+class Said(NamedTuple):
+    """A worker reports something in the middle of its task."""
+
+    worker: int
+    message: Any
 
 
 class Done(NamedTuple):
@@ -57,6 +70,9 @@ class Lost(NamedTuple):
     cause: str
 
 
+Event = Said | Done | Failed | Lost
+
+
 class Workers(Protocol):
     """Some numbered workers, each with at most one task at a time."""
 
@@ -64,17 +80,20 @@ class Workers(Protocol):
 
     def start(self, worker: int) -> None: ...
     def give(self, worker: int, task: Any) -> None: ...
-    def wait(self) -> list[Done | Failed | Lost]:
+    def wait(self) -> list[Event]:
         """What has become of tasks that were given; waits until there is something to tell."""
 
     def stop(self) -> None: ...
 
 
 class Crew:
-    """Workers and the tasks that are theirs; more may be added while results come in."""
+    """Workers and the tasks that are theirs; more may be added while results come in.
 
-    def __init__(self, workers: Workers) -> None:
-        self.workers = workers
+    ``hear`` is called with the number of a task and what is reported of it.
+    """
+
+    def __init__(self, workers: Workers, hear: Callable[[int, Any], None] = lambda number, message: None) -> None:
+        self.workers, self._hear = workers, hear
         self._waiting: deque[_Task] = deque()
         self._busy: dict[int, _Task] = {}
         self._idle: list[int] = []
@@ -86,16 +105,20 @@ class Crew:
     def __exit__(self, *_: object) -> None:
         self.workers.stop()
 
-    def add(self, number: int, content: Any, name: str) -> None:
-        """A task to be done when a worker is free, and what to call it in errors."""
-        self._waiting.append(_Task(number, content, name))
+    def add(self, number: int, make: Callable[[], Any], name: str) -> None:
+        """A task to be made when a worker is free, each time that it is begun, and what to call it in errors."""
+        self._waiting.append(_Task(number, make, name))
 
     def results(self) -> Iterator[tuple[int, Any]]:
         """(number of the task, result), as they come, until none is left; a task's error is raised here."""
         while self._waiting or self._busy:
             self._hand_out()
             for event in self.workers.wait():
-                task = self._busy.pop(event.worker)
+                task = self._busy[event.worker]
+                if isinstance(event, Said):
+                    self._hear(task.number, event.message)
+                    continue
+                del self._busy[event.worker]
                 match event:
                     case Done():
                         self._idle.append(event.worker)
@@ -113,13 +136,13 @@ class Crew:
                 self.workers.start(self._absent[-1])
                 self._idle.append(self._absent.pop())
             worker, task = self._idle.pop(), self._waiting.popleft()
-            self.workers.give(worker, task.content)
+            self.workers.give(worker, task.make())
             self._busy[worker] = task
 
 
 class _Task(NamedTuple):
     number: int
-    content: Any
+    make: Callable[[], Any]
     name: str
     runs: int = 1
 
@@ -165,29 +188,31 @@ class Processes:
         with contextlib.suppress(OSError):  # it has died, which `wait` will see
             self._hands[worker].pipe.send_bytes(message)
 
-    def wait(self) -> list[Done | Failed | Lost]:
-        events: list[Done | Failed | Lost] = []
+    def wait(self) -> list[Event]:
+        events: list[Event] = []
         while not events:
             sources: dict[Any, int] = {self._hands[worker].pipe: worker for worker in self._given}
             sources |= {self._hands[worker].process.sentinel: worker for worker in self._given}
             ready = {sources[source] for source in connection.wait(list(sources))}
             events = [event for worker in sorted(ready) if (event := self._hear(worker)) is not None]
-        self._given -= {event.worker for event in events}
+        self._given -= {event.worker for event in events if not isinstance(event, Said)}
         return events
 
-    def _hear(self, worker: int) -> Done | Failed | Lost | None:
+    def _hear(self, worker: int) -> Event | None:
         """What a worker says, or that it is no more; None if it says that it is prepared."""
         hand = self._hands[worker]
         try:
-            outcome = pickle.loads(hand.pipe.recv_bytes()) if hand.pipe.poll() else ()
+            answer = pickle.loads(hand.pipe.recv_bytes()) if hand.pipe.poll() else None
         except (EOFError, OSError):
-            outcome = ()
-        if outcome == ():
+            answer = None
+        if answer is None:
             return self._bury(worker)
-        if outcome is None:
+        kind, *content = answer
+        if kind == PREPARED:
             self._hands[worker] = hand._replace(is_prepared=True)
             return None
-        return Failed(worker, *outcome) if len(outcome) == 2 else Done(worker, *outcome)
+        event: Event = {SAID: Said, DONE: Done, FAILED: Failed}[kind](worker, *content)
+        return event
 
     def _bury(self, worker: int) -> Failed | Lost:
         process, pipe, is_prepared = self._hands.pop(worker)
@@ -268,22 +293,24 @@ def _serve(pipe: Connection) -> None:
     """The life of a worker process: prepare, then one task after another until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _end_with_parent()
+
+    def answer(kind: int, *content: Any) -> None:
+        pipe.send_bytes(packed((kind, *content)))
+
     work: Work | None = None
     while True:
         try:
             message = pipe.recv_bytes()
         except EOFError:
             return
-        outcome: tuple[Any, ...] | None
         try:
             if work is None:
-                work, outcome = unpacked(message)(), None
+                work = unpacked(message)()
+                answer(PREPARED)
             else:
-                outcome = (work(unpacked(message)),)
-            answer = packed(outcome)
+                answer(DONE, work(unpacked(message), partial(answer, SAID)))
         except Exception as error:
-            answer = pickle.dumps((sendable_error(error), traceback.format_exc()))
-        pipe.send_bytes(answer)
+            answer(FAILED, sendable_error(error), traceback.format_exc())
 
 
 def _end_with_parent() -> None:
@@ -302,35 +329,40 @@ def _end_after(parent: Any) -> None:
     os._exit(1)
 
 
-def side_by_side(work: Work, tasks: Sequence[Any], label: str, progress: bool, workers: int | None = None) -> list[Any]:
-    """``work`` on each task; results in the tasks' order.
+def side_by_side(
+    work: Callable[[Any], Any], tasks: Sequence[Any], label: str, progress: bool, workers: int | None = None
+) -> list[Any]:
+    """``work`` on each task; results in the tasks' order. Those that are kept already are not computed again.
 
     ``workers`` is the number of processes, each on one thread: None for one per core; with 1 the work is done in
     this process.
     """
-    results: dict[int, Any] = {}
-    with progress_bar(len(tasks), progress, label) as tick:
+    keeper = KEEPER.get()
+    kept = keeper.open_list(label, tasks) if keeper is not None else None
+    results = kept.find() if kept is not None else {}
+    missing = [number for number in range(len(tasks)) if number not in results]
+    with contextlib.ExitStack() as stack:
+        tick = stack.enter_context(progress_bar(len(missing), progress, label))
         if workers == 1:
-            for number, task in enumerate(tasks):
-                results[number] = work(task)
-                tick()
+            computed: Iterable[tuple[int, Any]] = ((number, work(tasks[number])) for number in missing)
         else:
-            count = max(1, min(len(tasks), workers or count_cores()))
-            with Crew(Processes(partial(_on_one_thread, work), count)) as crew:
-                for number, task in enumerate(tasks):
-                    crew.add(number, task, f"{label} {one_line(task, 60)}")
-                for number, result in crew.results():
-                    results[number] = result
-                    tick()
+            count = max(1, min(len(missing), workers or count_cores()))
+            crew = stack.enter_context(Crew(Processes(partial(_on_one_thread, work), count)))
+            for number in missing:
+                crew.add(number, partial(tasks.__getitem__, number), f"{label} {one_line(tasks[number], 60)}")
+            computed = crew.results()
+        for number, result in computed:
+            results[number] = kept.put(number, result) if kept is not None else result
+            tick()
     return [results[number] for number in range(len(tasks))]
 
 
-def _on_one_thread(work: Work) -> Work:
-    """The preparation of work of which there is as much as cores."""
+def _on_one_thread(work: Callable[[Any], Any]) -> Work:
+    """The preparation of work that has nothing to report."""
     import torch
 
     torch.set_num_threads(1)
-    return work
+    return lambda task, report: work(task)
 
 
 def count_cores() -> int:
