@@ -5,6 +5,7 @@ All are protocols: any object with these attributes will do, there is no base cl
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
@@ -245,6 +246,11 @@ def merge_infos(earlier: Info, later: Info) -> Info:
         else:
             merged[name] = before | value if value.dtype == torch.bool else before + value
     return type(later)(**merged)
+
+
+def restored_info(fields: dict[str, Any]) -> Any:
+    """A report as it was before its fields were put into a checkpoint; a sampler may have an Info of its own."""
+    return namedtuple("Restored", fields)(**fields)
 
 
 Start = Literal["random", "ancestral"] | Int[Tensor, "chain n"] | None

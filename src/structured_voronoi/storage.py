@@ -15,7 +15,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -244,6 +245,8 @@ def write_whole(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        if path.exists():
+            shutil.copymode(path, new)
         os.replace(new, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -255,6 +258,50 @@ def write_whole(path: Path, data: bytes) -> None:
             os.fsync(folder)  # the new name, too, is to outlive a power cut
         finally:
             os.close(folder)
+
+
+class LineFile:
+    """A file that holds whole lines at every moment. What was in it before stays until there is a line to write."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._file = Path(os.path.realpath(path)), -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+
+    def write(self, lines: Sequence[str]) -> None:
+        """Add lines, each at one go; where the disk is full, those that are whole are kept."""
+        data = [f"{line}\n".encode() for line in lines]
+        try:
+            if self._file < 0:
+                data = self._begin(data)
+            for line in data:
+                written = os.write(self._file, line)
+                if written < len(line):
+                    os.ftruncate(self._file, os.lseek(self._file, -written, os.SEEK_CUR))
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if self.path.is_file():
+                os.fsync(self._file)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise SamplingError(
+                f"{self.path} cannot be written ({error.strerror}); the lines before are whole: make room, or choose "
+                "another file"
+            ) from error
+
+    def _begin(self, data: list[bytes]) -> list[bytes]:
+        """Open the file, its first lines in place of what was there; what is left to be written is returned."""
+        if (self.path.is_file() or not self.path.exists()) and os.access(self.path.parent, os.W_OK):
+            write_whole(self.path, b"".join(data))
+            self._file, data = os.open(self.path, os.O_WRONLY | os.O_APPEND), []
+        else:  # a pipe, a terminal, or a file in somebody else's folder
+            self._file = os.open(self.path, os.O_WRONLY | os.O_TRUNC)
+        return data
 
 
 def _take_lock(folder: Path) -> int:

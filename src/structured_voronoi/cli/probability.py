@@ -5,12 +5,22 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from structured_voronoi.errors import SamplingError, check_seed
-from structured_voronoi.run.presets import DEFAULT_LENGTH, ENDS_HELP, LENGTH_HELP, STOP_HELP, written_ending
+from structured_voronoi.run.presets import (
+    CHECKPOINT_HELP,
+    DEFAULT_LENGTH,
+    ENDS_HELP,
+    LENGTH_HELP,
+    RESUME_HELP,
+    STOP_HELP,
+    check_resume,
+    written_ending,
+)
 
 if TYPE_CHECKING:
     from structured_voronoi.run.probability import Probability
@@ -32,6 +42,8 @@ def probability(
         bool, Parameter(help="Also draw as many texts of the model itself, and count those that fit.", negative="")
     ] = False,
     as_json: Annotated[bool, Parameter(name="--json", help="One line of JSON.")] = False,
+    checkpoint: Annotated[Path | None, Parameter(help=CHECKPOINT_HELP)] = None,
+    resume: Annotated[bool, Parameter(help=RESUME_HELP, negative="")] = False,
     device: Annotated[str, Parameter(help="cpu, cuda, …")] = "cpu",
     dtype: Annotated[str, Parameter(help="float32, float64, bfloat16 or float16.")] = "float32",
 ) -> int:
@@ -47,6 +59,7 @@ def probability(
     check_seed(seed)
     if texts < 64:
         raise SamplingError(f"--texts {texts} are too few for an interval; use 64 or more")
+    check_resume(resume, checkpoint)
 
     from structured_voronoi.controls.parsing import parse_control
     from structured_voronoi.run.probability import probability as estimate
@@ -58,7 +71,7 @@ def probability(
         model, prompt=prompt, length=length, **written_ending(ends, stop), device=device, dtype=dtype
     )
     target = Controlled(language_model, controls)
-    found = estimate(target, texts=texts, seed=seed, keep=True, monte_carlo=monte_carlo)
+    found = estimate(target, texts, seed, keep=True, monte_carlo=monte_carlo, checkpoint=checkpoint, resume=resume)
     if as_json:
         print(json.dumps({**_as_numbers(found), "verdict": found.verdict}, ensure_ascii=False, allow_nan=False))
         return 0

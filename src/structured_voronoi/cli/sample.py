@@ -12,12 +12,15 @@ from cyclopts import Parameter
 
 from structured_voronoi.errors import SamplingError, check_seed
 from structured_voronoi.run.presets import (
+    CHECKPOINT_HELP,
     DEFAULT_LENGTH,
     ENDS_HELP,
     LENGTH_HELP,
+    RESUME_HELP,
     STOP_HELP,
     TEXT_SAMPLERS,
     TEXT_SCALE,
+    check_resume,
     check_sampler_name,
     written_ending,
 )
@@ -77,6 +80,8 @@ def sample(
         ),
     ] = None,
     out: Annotated[Path | None, Parameter(help="JSONL file, one line a text.")] = None,
+    checkpoint: Annotated[Path | None, Parameter(help=CHECKPOINT_HELP)] = None,
+    resume: Annotated[bool, Parameter(help=RESUME_HELP, negative="")] = False,
     device: Annotated[str, Parameter(help="cpu, cuda, …")] = "cpu",
     dtype: Annotated[str, Parameter(help="float32, float64, bfloat16 or float16.")] = "float32",
 ) -> int:
@@ -87,6 +92,7 @@ def sample(
     for name, value, least in (("-n", n, 1), ("--warmup", warmup or 0, 0), ("--thin", thin, 1)):
         if value < least:
             raise SamplingError(f"{name} {value} is too small; use {least} or more")
+    check_resume(resume, checkpoint)
     if prompt is not None and prompts is not None:
         raise SamplingError("--prompt and --prompts cannot go together; put the prompt into the file")
     check_seed(seed)
@@ -123,21 +129,23 @@ def sample(
         seed=seed,
         device=device,
         dtype=dtype,
+        checkpoint=checkpoint,
+        resume=resume,
     )
 
     def say(words: str) -> None:
         print(f"svs: {words}", file=sys.stderr)
 
     with contextlib.ExitStack() as stack:
-        file = None
+        lines = None
         for batch in fulfil(request, say, say):
-            if out is not None and file is None:  # what is in the file stays until there is something to write
-                file = stack.enter_context(out.open("w", encoding="utf-8"))
+            if out is not None:
+                from structured_voronoi.storage import LineFile
+
+                lines = lines or stack.enter_context(LineFile(out))
+                lines.write([json.dumps(text.line(), ensure_ascii=False, allow_nan=False) for text in batch.texts])
             for text in batch.texts:
                 print(text.text if prompts is None else f"{text.prompt} →{text.text}", flush=True)
-                if file is not None:
-                    file.write(json.dumps(text.line(), ensure_ascii=False, allow_nan=False) + "\n")
-                    file.flush()
     return 0
 
 

@@ -6,7 +6,7 @@ import math
 from time import process_time
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from structured_voronoi.contracts import BOUND_TOLERANCE, Choose, Guidance, Redrawn, SoftReading, Start
@@ -301,9 +301,15 @@ def find_start(
     )
 
 
+def which_ended(problem: Problem, tokens: Int[Tensor, "row n"]) -> Bool[Tensor, " row"]:
+    """Which of these texts end as they must; all, where they need not."""
+    ended: Tensor = torch.ones_like(tokens[:, 0], dtype=torch.bool) if problem.ended is None else problem.ended(tokens)
+    return ended
+
+
 def count_ended(problem: Problem, tokens: Int[Tensor, "row n"]) -> int:
-    """How many of these texts end as they must; all, where they need not."""
-    return len(tokens) if problem.ended is None else int(problem.ended(tokens).sum())
+    """How many of these texts end as they must."""
+    return int(which_ended(problem, tokens).sum())
 
 
 def seconds_of_work() -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from structured_voronoi.contracts import Control, Start
 from structured_voronoi.errors import SamplingError, check_count, check_seed
+from structured_voronoi.problem.problem import bind
 from structured_voronoi.run.presets import DEFAULT_LENGTH, TEXT_SCALE, Plan, Scale, check_sampler_name, plan_texts
 from structured_voronoi.run.texts import Batch, Text, closing_line, draw_for_prompts, draw_texts
 from structured_voronoi.targets.controlled import Controlled
@@ -18,6 +20,8 @@ from structured_voronoi.targets.language_model import LanguageModel
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+    from structured_voronoi.run.checkpoints import Checkpoint
 
 Say = Callable[[str], None]
 """Takes what a person at the screen would want to know."""
@@ -48,6 +52,10 @@ class Request:
     device: str = "cpu"
     dtype: str = "float32"
     progress: bool = True
+    checkpoint: str | Path | None = None
+    """A folder in which the run is kept as it goes along."""
+    resume: bool = True
+    """Go on with the run that is there; otherwise such a folder is refused."""
 
     def __post_init__(self) -> None:
         check_count(n=self.n, thin=self.thin)
@@ -96,6 +104,7 @@ def generate(
 
     Controls may be written as on the command line: {"keyword=river": 1.0, my_control: 1.5}, or a list of them. All
     settings of a `Request` can be given: ends="anywhere", stop=(), sampler="auto", seed=0, chat=False, system="", ….
+    With checkpoint="folder" the run is kept there, and the same call goes on with it after it was stopped.
     """
     said: list[str] = []
     prompts = [prompts] if isinstance(prompts, str) else prompts
@@ -123,43 +132,90 @@ def read_controls(
 
 def fulfil(request: Request, say: Say, conclude: Say) -> Iterator[Batch]:
     """The texts of a request, batch by batch; every prompt is looked at before the first text is drawn."""
-    models = _models_of(request)
-    left_out = ", ".join(f"{count} {why}" for why, count in models[0].excluded.items() if count)
-    say(f"tokens left out: {left_out or 'none'}")
-    targets = [Controlled(model, dict(request.controls)) if request.controls else model for model in models]
-    plan = _plan(request, targets[0])
+    with contextlib.ExitStack() as stack:
+        kept = None
+        if request.checkpoint is not None:
+            from structured_voronoi.run.checkpoints import Checkpoint
+
+            kept = stack.enter_context(Checkpoint(request.checkpoint, request.resume))
+        models = _models_of(request)
+        left_out = ", ".join(f"{count} {why}" for why, count in models[0].excluded.items() if count)
+        say(f"tokens left out: {left_out or 'none'}")
+        targets = [Controlled(model, dict(request.controls)) if request.controls else model for model in models]
+        if kept is not None:
+            kept.begin("texts", bind(targets[0]), _described(request, models[0]))
+        done, all_texts = 0, request.n * len(models)
+        for batch in _draw(request, targets, models, say, conclude, kept):
+            done += len(batch.texts)
+            if kept is not None and not kept.is_finished and (done == all_texts or kept.is_due):
+                kept.save(done, all_texts, "texts")
+            yield batch
+
+
+def _draw(
+    request: Request,
+    targets: Sequence[LanguageModel | Controlled],
+    models: Sequence[LanguageModel],
+    say: Say,
+    conclude: Say,
+    kept: Checkpoint | None,
+) -> Iterator[Batch]:
+    """The texts, prompt by prompt or for many prompts together; what was kept comes from there."""
+    plan = _plan(request, targets[0], kept, 0)
     if plan.reason:
         say(plan.reason)
     if plan.name == "ancestral" and len(models) > 1 and models[0].normalised and not request.controls:
         batches = []
-        for batch in draw_for_prompts(models, request.n, request.seed, request.progress):
+        for batch in draw_for_prompts(models, request.n, request.seed, request.progress, kept):
             batches.append(batch)
             yield batch
         conclude(closing_line(batches, plan, models[0]))
         return
     for number, (target, model) in enumerate(zip(targets, models, strict=True)):
         if number:
-            plan = _plan(request, target)
+            plan = _plan(request, target, kept, number)
         first, batches, label = number * request.n, [], f"prompt {number + 1} of {len(models)}: "
         label = label if len(models) > 1 else ""
-        for batch in draw_texts(target, plan, request.n, request.seed, request.start, request.progress, first, label):
+        for batch in draw_texts(
+            target, plan, request.n, request.seed, request.start, request.progress, first, label, kept
+        ):
             batches.append(batch)
             yield batch
         conclude(f"{label}{closing_line(batches, plan, model)}")
 
 
-def _plan(request: Request, target: LanguageModel | Controlled) -> Plan:
-    return plan_texts(
-        target,
-        request.sampler,
-        count=request.n,
-        scale=request.scale,
-        warmup=request.warmup,
-        thin=request.thin,
-        start=request.start,
-        seed=request.seed,
-        progress=request.progress,
-    )
+def _plan(request: Request, target: LanguageModel | Controlled, kept: Checkpoint | None, number: int) -> Plan:
+    """How the texts of one prompt are drawn; decided once, as `auto` goes by the time that a pilot takes."""
+    problem = bind(target)
+
+    def make() -> Plan:
+        return plan_texts(
+            problem,
+            request.sampler,
+            count=request.n,
+            scale=request.scale,
+            warmup=request.warmup,
+            thin=request.thin,
+            start=request.start,
+            seed=request.seed,
+            progress=request.progress,
+        )
+
+    return make() if kept is None else kept.plan(f"plan-{number:06}", problem, request.scale, make)
+
+
+def _described(request: Request, model: LanguageModel) -> dict[str, Any]:
+    """Everything that the texts depend on besides the target, as a checkpoint keeps it."""
+    from structured_voronoi.run.stored import describe
+
+    left_out = ("progress", "checkpoint", "resume", "model", "prompts", "controls")
+    settings = {name: describe(value) for name, value in vars(request).items() if name not in left_out}
+    return {
+        "model": request.model if isinstance(request.model, str) else type(model.model).__name__,
+        "prompts": describe(list(request.prompts or [model.prompt])),
+        "controls": {control.name: weight for control, weight in request.controls.items()},
+        **settings,
+    }
 
 
 def _models_of(request: Request) -> list[LanguageModel]:

@@ -24,6 +24,8 @@ ENDS_HELP = (
     "tokens by the probability that they end there; `never`, the default with a suffix, for beginnings of texts."
 )
 STOP_HELP = "Text with which texts end, too; repeatable. \\n is a new line, \\t a tab."
+CHECKPOINT_HELP = "Folder in which the run is kept as it goes along; whatever stops it, little is lost."
+RESUME_HELP = "Go on with the run in --checkpoint; if there is none yet, begin it."
 DEFAULT_WARMUP = 100
 """Steps of chains that do not start at the truth, unless a pilot says otherwise."""
 
@@ -98,6 +100,14 @@ def written_ending(ends: str | None, stop: list[str] | None, suffix: str = "") -
     """Where texts end, as the command line says it and as `LanguageModel.load` takes it."""
     stops = [text.replace("\\n", "\n").replace("\\t", "\t") for text in stop or ()]
     return {"ends": ends or ("never" if suffix else "anywhere"), "stop": tuple(stops)}
+
+
+def check_resume(resume: bool, checkpoint: object) -> None:
+    """Refuse to go on with a run that is nowhere."""
+    from structured_voronoi.errors import SamplingError
+
+    if resume and checkpoint is None:
+        raise SamplingError("--resume needs the folder of the run; add --checkpoint DIR")
 
 
 def check_sampler_name(name: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections import namedtuple
 from collections.abc import Iterator
 from importlib.metadata import version
 from itertools import islice
@@ -15,7 +14,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from structured_voronoi.contracts import Chains, Info, Sampler, Start, Target, is_independent, merge_infos, tune
+from structured_voronoi.contracts import (
+    Chains,
+    Info,
+    Sampler,
+    Start,
+    Target,
+    is_independent,
+    merge_infos,
+    restored_info,
+    tune,
+)
 from structured_voronoi.errors import SamplingError
 from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.progress import progress_bar
@@ -83,7 +92,7 @@ class Recorder:
         for columns in draws:
             self.append(columns)
         self.steps, self.warmup_cost = steps, warmup_cost
-        self.pending = None if pending is None else namedtuple("Pending", pending)(**pending)
+        self.pending = None if pending is None else restored_info(pending)
 
     def values(self, name: str) -> Any:
         """(chain, draw, …) as numpy."""

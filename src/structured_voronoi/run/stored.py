@@ -31,6 +31,10 @@ HEADER = 8
 """Bytes at the beginning of a safetensors file that say how long its header is."""
 
 
+LONGEST = 1000
+"""Characters of a list that is described item by item; of a longer one its digest suffices."""
+
+
 def pack(value: Any, template: Any = None, name: str = "value") -> bytes:
     """Tensors, arrays, numbers and words in tuples, lists and dicts; an error names what cannot be stored."""
     tensors: dict[str, Tensor] = {}
@@ -117,7 +121,10 @@ def describe(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, tuple | list):
-        return [describe(part) for part in value]
+        listed = [describe(part) for part in value]
+        whole = json.dumps(listed)
+        shortened = f"{len(listed)} items, digest {hashlib.sha256(whole.encode()).hexdigest()[:16]}"
+        return listed if len(whole) <= LONGEST else shortened
     if isinstance(value, dict):
         return {str(key): describe(part) for key, part in value.items()}
     if isinstance(value, Tensor):

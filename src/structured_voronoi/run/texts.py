@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import reduce
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import groupby, islice, pairwise
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from structured_voronoi.contracts import Chains, Info, Start, blank_info, is_independent, merge_infos
+from structured_voronoi.contracts import Chains, Info, Start, blank_info, is_independent, merge_infos, restored_info
 from structured_voronoi.problem.drawing import ancestral_draw, refuse_endless, rows_to_redraw, seconds_of_work
 from structured_voronoi.problem.problem import bind
-from structured_voronoi.progress import progress_bar
+from structured_voronoi.progress import Tick, progress_bar
 from structured_voronoi.run.presets import Plan
 from structured_voronoi.streams import BLOCK, Rng, widened
 from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.language_model import LanguageModel
+
+if TYPE_CHECKING:
+    from structured_voronoi.problem.problem import Problem
+    from structured_voronoi.run.checkpoints import Checkpoint
 
 CHAINS_AT_A_TIME, DRAWS_AT_A_TIME = 16, 64
 Ended = Literal["end", "stop", "no"]
@@ -64,6 +68,15 @@ class Batch(NamedTuple):
     """(chain, position): those of their texts, and padding."""
     info: Info
 
+    def stored(self) -> dict[str, Any]:
+        """As a checkpoint keeps it."""
+        return {**self._asdict(), "texts": [text._asdict() for text in self.texts], "info": self.info._asdict()}
+
+    @classmethod
+    def restored(cls, parts: dict[str, Any]) -> Batch:
+        texts, info = [Text(**text) for text in parts["texts"]], restored_info(parts["info"])
+        return cls(**{**parts, "texts": texts, "info": info})
+
 
 def draw_texts(
     target: LanguageModel | Controlled,
@@ -74,25 +87,63 @@ def draw_texts(
     progress: bool = False,
     first_chain: int = 0,
     label: str = "",
+    kept: Checkpoint | None = None,
 ) -> Iterator[Batch]:
-    """``count`` texts, each from a chain of its own; they come in batches."""
+    """``count`` texts, each from a chain of its own; they come in batches, those that were kept first."""
     problem = bind(target)
     for begin, end in pairwise(_batch_ends(count, is_independent(plan.sampler), plan.steps)):
-        numbers = range(first_chain + begin, first_chain + end)
-        rng = Rng(seed, numbers, device=problem.device)
+        rng = Rng(seed, range(first_chain + begin, first_chain + end), device=problem.device)
         with progress_bar(plan.steps, progress, f"{label}texts to {end} of {count}") as tick:
-            chains = Chains(plan.sampler, problem, rng, start)
-            first, infos = chains.state.tokens.cpu().numpy(), []
-            for _, info in islice(chains, plan.steps):
-                infos.append(info)
-                tick(f"energy {float(info.energy.mean()):.2f}")
-        total = reduce(merge_infos, infos)
-        energies = np.stack([widened(info.energy).cpu().numpy() for info in infos], axis=1)
-        last = chains.state.tokens
-        yield Batch(_make_texts(target, numbers, last, total), energies, first, last.cpu().numpy(), total)
+            draw = partial(_draw_batch, target, problem, plan, rng, start, tick, kept)
+            batch = _kept_or_drawn(kept, f"batch-{first_chain + begin:09}", draw)
+        yield batch
 
 
-def draw_for_prompts(models: Sequence[LanguageModel], count: int, seed: int, progress: bool = False) -> Iterator[Batch]:
+def _draw_batch(
+    target: LanguageModel | Controlled,
+    problem: Problem,
+    plan: Plan,
+    rng: Rng,
+    start: Start,
+    tick: Tick,
+    kept: Checkpoint | None,
+) -> Batch:
+    """One text from each of the chains; where they were is kept every now and then."""
+    numbers = rng.chains.tolist()
+    chains = Chains(plan.sampler, problem, rng, start)
+    first, energies, total = chains.state.tokens.cpu().numpy(), list[Tensor](), None
+    bookmark = None if kept is None else kept.bookmark(f"chains-{numbers[0]:09}", chains)
+    if bookmark is not None and (counted := bookmark.resume()):
+        energies, total = list(counted["energies"].cpu()), restored_info(counted["total"])
+    for _, info in islice(chains, plan.steps - len(energies)):
+        energies.append(widened(info.energy).cpu())
+        total = info if total is None else merge_infos(total, info)
+        tick(f"energy {float(info.energy.mean()):.2f}")
+        if kept is not None and bookmark is not None and len(energies) < plan.steps and kept.is_due:
+            bookmark.put({"energies": torch.stack(energies), "total": total._asdict()})
+            kept.save()
+    if bookmark is not None:
+        bookmark.remove()
+    assert total is not None
+    last = chains.state.tokens
+    steps = torch.stack(energies, dim=1).numpy()
+    return Batch(_make_texts(target, numbers, last, total), steps, first, last.cpu().numpy(), total)
+
+
+def _kept_or_drawn(kept: Checkpoint | None, name: str, draw: Callable[[], Batch]) -> Batch:
+    """The batch that was kept under this name; where there is none it is drawn now, and kept."""
+    stored = None if kept is None else kept.get(name)
+    if stored is not None:
+        return Batch.restored(stored)
+    batch = draw()
+    if kept is not None:
+        kept.put(name, batch.stored())
+    return batch
+
+
+def draw_for_prompts(
+    models: Sequence[LanguageModel], count: int, seed: int, progress: bool = False, kept: Checkpoint | None = None
+) -> Iterator[Batch]:
     """``count`` ancestral texts for each prompt, the same as prompt by prompt; prompts of one length share batches."""
     chains = [(model, i * count + k) for i, model in enumerate(models) for k in range(count)]
     rows = min(DRAWS_AT_A_TIME, max(BLOCK, rows_to_redraw(bind(models[0]))))
@@ -101,7 +152,8 @@ def draw_for_prompts(models: Sequence[LanguageModel], count: int, seed: int, pro
             waiting = list(group)
             while waiting:
                 some, waiting = waiting[:rows], waiting[rows:]
-                yield _draw_together([model for model, _ in some], [chain for _, chain in some], seed)
+                draw = partial(_draw_together, [model for model, _ in some], [chain for _, chain in some], seed)
+                yield _kept_or_drawn(kept, f"batch-{some[0][1]:09}", draw)
                 tick("", len(some))
 
 
