@@ -31,6 +31,10 @@ SHOWN = 60
 """Characters of a value that an error shows."""
 
 
+class DamagedError(SamplingError):
+    """A file of a run is not what was written."""
+
+
 @dataclass(frozen=True)
 class Part:
     """What a part's file must be."""
@@ -73,7 +77,7 @@ class Manifest:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             is_whole = False
         if not is_whole:
-            raise SamplingError(f"{path} is damaged: its checksum does not fit; begin anew in another folder")
+            raise DamagedError(f"{path} is damaged: its checksum does not fit; begin anew in another folder")
         if written_as != FORMAT:
             raise SamplingError(
                 f"{path} has format {written_as}, this version reads {FORMAT}; use the one that wrote it"
@@ -168,7 +172,7 @@ class Store:
         path = self.folder / name
         said = _damage(path, self.run.parts[name])
         if said:
-            raise SamplingError(f"{said}; restore it, or begin anew in another folder")
+            raise DamagedError(f"{said}; restore it, or begin anew in another folder")
         return path.read_bytes()
 
     def commit(
@@ -223,7 +227,7 @@ class Store:
             if not resume:
                 raise SamplingError(f"{self.folder} holds a run already; add --resume or choose another folder")
             for said in self.manifest.damage(self.folder):
-                raise SamplingError(f"{said}; restore it, or begin anew in another folder")
+                raise DamagedError(f"{said}; restore it, or begin anew in another folder")
             return
         foreign = [path.name for path in self.folder.iterdir() if path.name != LOCK]
         if foreign:

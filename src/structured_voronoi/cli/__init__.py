@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 
 from cyclopts import App, CycloptsError, Parameter
@@ -20,6 +21,7 @@ app = App(
 )
 train = App(name="train", help="Train models of your own.")
 models = App(name="models", help="Fetch pretrained models, once.")
+runs = App(name="runs", help="Look at runs that were kept with --checkpoint.")
 COMMANDS = (
     (app, "sample", "sample:sample", "Draw texts from a language model, under control if you like."),
     (app, "probability", "probability:probability", "Estimate how probable it is that a model satisfies controls."),
@@ -28,20 +30,33 @@ COMMANDS = (
     (app, "ls", "ls:ls", "List models, samplers, targets, controls and experiments."),
     (models, "get", "models:get", "Fetch a pretrained model into the user's cache."),
     (models, "ls", "models:ls", "List the models that can be fetched, and where they are."),
+    (runs, "check", "runs:check", "Compare every file of a run with its checksum."),
+    (runs, "show", "runs:show", "Say what a run is and how far it has come."),
     (train, "lm", "train:train_lm", "Train a small GPT-2 with a tokenizer of its own."),
     (train, "classifier", "train:train_classifier", "Train a control from labelled texts of your own."),
 )
 app.command(models)
+app.command(runs)
 app.command(train)
 for parent, name, home, about in COMMANDS:
     parent.command(f"structured_voronoi.cli.{home}", name=name, help=about)
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, on which a command ends as it does on Ctrl-C."""
+
+
 def run(words: list[str], debug: bool = False) -> int:
-    """Run a command: 0 for success, 1 for a failed check, 2 for a mistake in what was asked, 130 on Ctrl-C."""
+    """Run a command: 0 for success, 1 for a failed check, 2 for a mistake in what was asked, 130 on Ctrl-C.
+
+    143 on SIGTERM, if that raises `Terminated`.
+    """
     _show_full_help(words)
     try:
         return app(words, exit_on_error=False, print_error=False, result_action="return_value") or 0
+    except Terminated:
+        print("svs: ended by SIGTERM; what was written is whole", file=sys.stderr)
+        return 143
     except KeyboardInterrupt:
         print("svs: interrupted", file=sys.stderr)
         return 130
@@ -64,10 +79,15 @@ def _show_full_help(words: list[str]) -> None:
             parent[name].help = None
 
 
+def _end(*_: object) -> None:
+    raise Terminated
+
+
 def main() -> None:
     """Run the command that was typed."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait in vain would slow a busy machine down
     gc.set_threshold(100_000)  # collecting garbage amid the imports of thousands of modules takes a second
+    signal.signal(signal.SIGTERM, _end)
     words = [word for word in sys.argv[1:] if word != "--debug"]
     try:
         code = run(words, debug=len(words) < len(sys.argv) - 1)

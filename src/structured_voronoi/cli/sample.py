@@ -137,8 +137,8 @@ def sample(
         print(f"svs: {words}", file=sys.stderr)
 
     with contextlib.ExitStack() as stack:
-        lines = None
-        for batch in fulfil(request, say, say):
+        lines, batches = None, stack.enter_context(contextlib.closing(fulfil(request, say, say)))
+        for batch in batches:
             if out is not None:
                 from structured_voronoi.storage import LineFile
 

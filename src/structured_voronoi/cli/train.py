@@ -9,8 +9,17 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from structured_voronoi.errors import SamplingError, check_seed
+from structured_voronoi.run.presets import check_resume
 
 Seed = Annotated[int, Parameter(help="Seed of all random streams.")]
+Unfinished = Annotated[
+    Path | None,
+    Parameter(
+        help="Folder in which what is unfinished is kept. Without it that is a folder in --out, and the same command "
+        "goes on by itself after it was stopped."
+    ),
+]
+Resume = Annotated[bool, Parameter(help="Go on with the training in --checkpoint, if there is one.", negative="")]
 
 
 def train_lm(
@@ -28,6 +37,8 @@ def train_lm(
     ] = None,
     seed: Seed = 0,
     half: Annotated[bool, Parameter(help="Store float16 weights.")] = False,
+    checkpoint: Unfinished = None,
+    resume: Resume = False,
 ) -> int:
     """Train a small GPT-2 with a tokenizer of its own, or fine-tune a model; run the same command again to go on.
 
@@ -36,6 +47,8 @@ def train_lm(
     Example: svs train lm --base smollm2 --data reviews.txt --out my-model
     """
     check_seed(seed)
+    check_resume(resume, checkpoint)
+    resume = resume or checkpoint is None
     if not 0 < epochs < 1000:
         raise SamplingError(f"--epochs {epochs}: choose a positive number, 1 for example")
     if minutes is not None and base is None:
@@ -55,7 +68,7 @@ def train_lm(
 
         recipe = Recipe(epochs=epochs, seed=seed)
         with progress_bar(recipe.steps(len(corpus.train)), show=True, label="training") as tick:
-            report = train_language_model(corpus, folder, recipe, tick, half)
+            report = train_language_model(corpus, folder, recipe, tick, half, checkpoint, resume)
         print(f"{folder}: held-out perplexity {report['held_out_perplexity']:.2f} a token ({report['texts']:,} texts)")
         return 0
 
@@ -65,7 +78,7 @@ def train_lm(
         FineTuning(base, epochs=epochs, seed=seed) if minutes is None else FineTuning(base, minutes, epochs, seed=seed)
     )
     with progress_bar(TICKS, show=True, label="fine-tuning") as tick:
-        report = fine_tune(corpus, folder, plan, tick, half)
+        report = fine_tune(corpus, folder, plan, tick, half, checkpoint, resume)
     print(
         f"{folder}: held-out loss {report['held_out_loss_before']:.3f} → {report['held_out_loss']:.3f} nats a token, "
         f"perplexity {report['held_out_perplexity']:.2f} ({report['texts']:,} texts in {report['minutes_taken']:.0f} "
@@ -88,6 +101,8 @@ def train_classifier(
     limit: Annotated[int | None, Parameter(help="Read no more texts than this.")] = None,
     seed: Seed = 0,
     device: Annotated[str, Parameter(help="cpu, cuda, …")] = "cpu",
+    checkpoint: Unfinished = None,
+    resume: Resume = False,
 ) -> int:
     """Train a control from labelled texts of your own; use it with `svs sample --control FOLDER=LABEL`.
 
@@ -96,6 +111,8 @@ def train_classifier(
     from structured_voronoi.progress import progress_bar
 
     check_seed(seed)
+    check_resume(resume, checkpoint)
+    resume = resume or checkpoint is None
     if epochs is not None and not 0 < epochs < 10_000:
         raise SamplingError(f"--epochs {epochs}: choose a positive number, 4 for example")
     with progress_bar(1, show=True, label=f"loading {model}"):  # the imports alone take seconds
@@ -110,7 +127,7 @@ def train_classifier(
         recipe = ClassifierRecipe(kind=kind, epochs=epochs, seed=seed)
         loaded, folder = load_model(model, device), writable_folder(out)
     with progress_bar(recipe.steps(len(labelled.texts)), show=True, label="training") as tick:
-        report = train_classifier(labelled.texts, labelled.labels, loaded, folder, recipe, tick)
+        report = train_classifier(labelled.texts, labelled.labels, loaded, folder, recipe, tick, checkpoint, resume)
 
     from rich.console import Console
     from rich.table import Table

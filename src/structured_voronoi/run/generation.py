@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,7 +110,8 @@ def generate(
     prompts = [prompts] if isinstance(prompts, str) else prompts
     device = str(more.get("device", "cpu"))
     request = Request(model, prompts, read_controls(controls or {}, device), n, length, **more)
-    draws = [text for batch in fulfil(request, lambda _: None, said.append) for text in batch.texts]
+    with contextlib.closing(fulfil(request, lambda _: None, said.append)) as batches:
+        draws = [text for batch in batches for text in batch.texts]
     return Generated(sorted(draws, key=lambda text: text.chain), " ".join(said))
 
 
@@ -130,7 +131,7 @@ def read_controls(
     return found
 
 
-def fulfil(request: Request, say: Say, conclude: Say) -> Iterator[Batch]:
+def fulfil(request: Request, say: Say, conclude: Say) -> Generator[Batch]:
     """The texts of a request, batch by batch; every prompt is looked at before the first text is drawn."""
     with contextlib.ExitStack() as stack:
         kept = None

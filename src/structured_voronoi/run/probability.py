@@ -199,13 +199,11 @@ class Blocks:
                 rng = Rng(self.seed, range(begin, min(begin + AT_A_TIME, texts)), stream, self.problem.device)
                 parts.append(find(rng).cpu())
                 self.done += len(rng)
-                if kept is not None and (kept.is_due or self.done == self.all_texts):
+                if kept is not None and (kept.is_due or begin + len(rng) == texts):
                     kept.put(f"{name}{len(kept.names(name)):06}", torch.cat(parts[stored:]))
                     kept.save(self.done, self.all_texts, "texts")
                     stored = len(parts)
                 tick("", len(rng))
-        if kept is not None and stored < len(parts):
-            kept.put(f"{name}{len(kept.names(name)):06}", torch.cat(parts[stored:]))  # written with what comes next
         return torch.cat(parts)
 
 
