@@ -14,7 +14,7 @@ def is_watched() -> bool:
     return sys.stderr.isatty() and not os.environ.get("CI")
 
 
-def _silence(note: str = "", steps: int = 1) -> None:
+def silence(note: str = "", steps: int = 1) -> None:
     pass
 
 
@@ -28,7 +28,7 @@ class Tick(Protocol):
 def progress_bar(total: int, show: bool, label: str = "sampling") -> Iterator[Tick]:
     """Yields a function to call after each step; the bar shows the time left and the last note."""
     if not (show and is_watched()):
-        yield _silence
+        yield silence
         return
     from rich.console import Console
     from rich.progress import (

@@ -26,7 +26,7 @@ def without_report(work: Callable[[int], int]) -> Work:
 
 def on_two(work: Callable[[int], int], tasks: Sequence[int], label: str) -> list[int]:
     """The results of two workers, in the order of the tasks."""
-    with Crew(Processes(partial(without_report, work), 2)) as crew:
+    with Crew(Processes(2), partial(without_report, work)) as crew:
         for task in tasks:
             crew.add(task, partial(int, task), f"{label} {task}")
         return [result for _, result in sorted(crew.results())]
@@ -88,7 +88,7 @@ def prepare_to_tell() -> Work:
 
 def test_reports_arrive_in_order_before_the_result() -> None:
     heard: list[tuple[int, int]] = []
-    with Crew(Processes(prepare_to_tell, 1), lambda number, message: heard.append((number, message))) as crew:
+    with Crew(Processes(1), prepare_to_tell, lambda number, message: heard.append((number, message))) as crew:
         crew.add(4, lambda: 4, "told")
         for number, result in crew.results():
             assert (number, result) == (4, 4)
@@ -140,7 +140,7 @@ def prepare():
     return sleep
 
 if __name__ == "__main__":
-    with Crew(Processes(prepare, 2)) as crew:
+    with Crew(Processes(2), prepare) as crew:
         for task in range(2):
             crew.add(task, partial(int, task), "sleeping")
         list(crew.results())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import io
 import multiprocessing
 import os
 import pickle
@@ -78,8 +79,8 @@ class Workers(Protocol):
 
     count: int
 
-    def start(self, worker: int) -> None: ...
-    def give(self, worker: int, task: Any) -> None: ...
+    def start(self, worker: int, prepare: bytes) -> None: ...
+    def give(self, worker: int, task: bytes) -> None: ...
     def wait(self) -> list[Event]:
         """What has become of tasks that were given; waits until there is something to tell."""
 
@@ -92,51 +93,64 @@ class Crew:
     ``hear`` is called with the number of a task and what is reported of it.
     """
 
-    def __init__(self, workers: Workers, hear: Callable[[int, Any], None] = lambda number, message: None) -> None:
-        self.workers, self._hear = workers, hear
+    def __init__(
+        self, workers: Workers, prepare: Prepare, hear: Callable[[int, Any], None] = lambda number, message: None
+    ) -> None:
+        self._workers, self._prepare, self._hear = workers, packed(prepare), hear
         self._waiting: deque[_Task] = deque()
         self._busy: dict[int, _Task] = {}
         self._idle: list[int] = []
         self._absent = list(reversed(range(workers.count)))
+        self._events: deque[Event] = deque()
 
     def __enter__(self) -> Crew:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.workers.stop()
+        self._workers.stop()
 
-    def add(self, number: int, make: Callable[[], Any], name: str) -> None:
-        """A task to be made when a worker is free, each time that it is begun, and what to call it in errors."""
-        self._waiting.append(_Task(number, make, name))
+    def add(self, number: int, make: Callable[[], Any], name: str, is_urgent: bool = False) -> None:
+        """A task, made when it is begun or begun again; what to call it in errors; does it come before others?"""
+        task = _Task(number, make, name)
+        if is_urgent:
+            self._waiting.appendleft(task)
+        else:
+            self._waiting.append(task)
 
     def results(self) -> Iterator[tuple[int, Any]]:
         """(number of the task, result), as they come, until none is left; a task's error is raised here."""
+        while (found := self.next_result()) is not None:
+            yield found
+
+    def next_result(self) -> tuple[int, Any] | None:
+        """Wait for a result; None if there is no task left."""
         while self._waiting or self._busy:
             self._hand_out()
-            for event in self.workers.wait():
-                task = self._busy[event.worker]
-                if isinstance(event, Said):
-                    self._hear(task.number, event.message)
-                    continue
-                del self._busy[event.worker]
-                match event:
-                    case Done():
-                        self._idle.append(event.worker)
-                        yield task.number, event.result
-                    case Failed():
-                        raise event.error from _InWorker(event.traceback)
-                    case Lost():
-                        self._absent.append(event.worker)
-                        self._waiting.appendleft(task.begun_again(event.cause))
+            if not self._events:
+                self._events.extend(self._workers.wait())
+            event = self._events.popleft()
+            task = self._busy[event.worker]
+            if isinstance(event, Said):
+                self._hear(task.number, event.message)
+                continue
+            del self._busy[event.worker]
+            if isinstance(event, Failed):
+                raise event.error from _InWorker(event.traceback)
+            if isinstance(event, Done):
+                self._idle.append(event.worker)
+                return task.number, event.result
+            self._absent.append(event.worker)
+            self._waiting.appendleft(task.begun_again(event.cause))
+        return None
 
     def _hand_out(self) -> None:
         """A task to every worker that is free; workers are started when there is something for them to do."""
         while self._waiting and (self._idle or self._absent):
             if not self._idle:
-                self.workers.start(self._absent[-1])
+                self._workers.start(self._absent[-1], self._prepare)
                 self._idle.append(self._absent.pop())
             worker, task = self._idle.pop(), self._waiting.popleft()
-            self.workers.give(worker, task.make())
+            self._workers.give(worker, packed(task.make()))
             self._busy[worker] = task
 
 
@@ -166,23 +180,23 @@ class _InWorker(Exception):
 class Processes:
     """Workers on this machine, each a process that ends with this one, whatever ends it."""
 
-    def __init__(self, prepare: Prepare, count: int) -> None:
-        self.count, self._prepare = count, packed(prepare)
+    def __init__(self, count: int) -> None:
+        self.count = count
         self._hands: dict[int, _Hand] = {}
         self._given: set[int] = set()
 
-    def start(self, worker: int) -> None:
+    def start(self, worker: int, prepare: bytes) -> None:
         ours, theirs = multiprocessing.Pipe()
         context = multiprocessing.get_context("spawn")
         process = context.Process(target=_serve, args=(theirs,), daemon=True)
         _start_without_interrupts(process)
         theirs.close()
         self._hands[worker] = _Hand(process, ours)
-        self._send(worker, self._prepare)
+        self._send(worker, prepare)
 
-    def give(self, worker: int, task: Any) -> None:
+    def give(self, worker: int, task: bytes) -> None:
         self._given.add(worker)
-        self._send(worker, packed(task))
+        self._send(worker, task)
 
     def _send(self, worker: int, message: bytes) -> None:
         with contextlib.suppress(OSError):  # it has died, which `wait` will see
@@ -245,10 +259,20 @@ class _Hand(NamedTuple):
     is_prepared: bool = False
 
 
+class _Packer(pickle.Pickler):
+    """Objects that have a ``recipe`` are sent as that, and made again by it: a language model is loaded by its name."""
+
+    def reducer_override(self, content: Any) -> Any:
+        recipe = getattr(type(content), "recipe", None)
+        return NotImplemented if recipe is None else recipe(content)
+
+
 def packed(content: Any) -> bytes:
     """What is sent to another process. (A pipe's own way would share tensors, which end with their process.)"""
+    file = io.BytesIO()
     try:
-        return pickle.dumps(content)
+        _Packer(file).dump(content)
+        return file.getvalue()
     except Exception as error:  # pickle raises many kinds, and user's objects may raise any
         raise SamplingError(
             f"workers cannot be sent what they need ({type(error).__name__}: {one_line(error)}); define functions and "
@@ -347,7 +371,7 @@ def side_by_side(
             computed: Iterable[tuple[int, Any]] = ((number, work(tasks[number])) for number in missing)
         else:
             count = max(1, min(len(missing), workers or count_cores()))
-            crew = stack.enter_context(Crew(Processes(partial(_on_one_thread, work), count)))
+            crew = stack.enter_context(Crew(Processes(count), partial(_on_one_thread, work)))
             for number in missing:
                 crew.add(number, partial(tasks.__getitem__, number), f"{label} {one_line(tasks[number], 60)}")
             computed = crew.results()
@@ -359,10 +383,15 @@ def side_by_side(
 
 def _on_one_thread(work: Callable[[Any], Any]) -> Work:
     """The preparation of work that has nothing to report."""
+    use_one_core()
+    return lambda task, report: work(task)
+
+
+def use_one_core() -> None:
+    """Let this worker compute on one thread, or on as many as OMP_NUM_THREADS says, as the others do."""
     import torch
 
-    torch.set_num_threads(1)
-    return lambda task, report: work(task)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 
 def count_cores() -> int:

@@ -61,7 +61,7 @@ class Controlled:
     def __init__(self, model: LanguageModel, controls: Mapping[Control, float]) -> None:
         if not controls:
             raise SamplingError("no control was given; sample the language model itself, or add a control")
-        self.model = model
+        self.model, self._asked = model, dict(controls)
         self._weighted = [_bind_control(control, weight, model) for control, weight in controls.items()]
         self.controls: dict[Control, float] = {weighted.control: weighted.weight for weighted in self._weighted}
         names = [weighted.control.name for weighted in self._weighted]
@@ -73,6 +73,10 @@ class Controlled:
         self.stop, self.system = getattr(model, "stop", ()), getattr(model, "system", "")
         self.conditionals, self.token_log_probs = model.conditionals, model.token_log_probs
         self.padding, self.ended, self.stop = model.padding, model.ended, model.stop
+
+    def recipe(self) -> Any:
+        """How another process makes the same: of the model and the controls."""
+        return (Controlled, (self.model, self._asked)) if type(self) is Controlled else NotImplemented
 
     def log_prob(self, tokens: Int[Tensor, "chain n"]) -> Float[Tensor, " chain"]:
         return self.model.log_prob(tokens) + self._weighted_scores(tokens)
