@@ -14,14 +14,14 @@ def is_watched() -> bool:
     return sys.stderr.isatty() and not os.environ.get("CI")
 
 
-def silence(note: str = "", steps: int = 1) -> None:
+def silence(note: str = "", steps: float = 1) -> None:
     pass
 
 
 class Tick(Protocol):
     """Called after each step, with a note that the bar shows."""
 
-    def __call__(self, note: str = "", steps: int = 1) -> None: ...
+    def __call__(self, note: str = "", steps: float = 1) -> None: ...
 
 
 @contextlib.contextmanager
@@ -51,7 +51,7 @@ def progress_bar(total: int, show: bool, label: str = "sampling") -> Iterator[Ti
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=total, note="")
 
-        def tick(note: str = "", steps: int = 1) -> None:
+        def tick(note: str = "", steps: float = 1) -> None:
             bar.update(task, advance=steps, note=note)
 
         yield tick

@@ -14,6 +14,7 @@ from cyclopts import Parameter
 
 from structured_voronoi.errors import SamplingError, check_seed, did_you_mean
 from structured_voronoi.experiments import EXPERIMENTS, Experiment
+from structured_voronoi.run.presets import CHECKPOINT_HELP, RESUME_HELP, check_resume
 
 if TYPE_CHECKING:
     from structured_voronoi.storage import Store
@@ -38,13 +39,8 @@ def reproduce(
     model: Annotated[
         str | None, Parameter(help=f"{WITH_MODEL}: use this language model, as `svs sample` takes it, and train none.")
     ] = None,
-    checkpoint: Annotated[
-        Path | None,
-        Parameter(help="Folder in which results of tasks are kept as they come; little is lost if the run is stopped."),
-    ] = None,
-    resume: Annotated[
-        bool, Parameter(help="Go on with the run in --checkpoint; if there is none yet, begin it.", negative="")
-    ] = False,
+    checkpoint: Annotated[Path | None, Parameter(help=CHECKPOINT_HELP)] = None,
+    resume: Annotated[bool, Parameter(help=RESUME_HELP, negative="")] = False,
 ) -> int:
     """Reproduce a table or figure: writes NAME.json, NAME.md and NAME*.png.
 
@@ -64,8 +60,7 @@ def reproduce(
         _check_data(name, EXPERIMENTS[name], data)
     if model is not None and (name == "all" or not EXPERIMENTS[name].takes_model):
         raise SamplingError(f"--model does not go with {name}; it is for {WITH_MODEL}")
-    if resume and checkpoint is None:
-        raise SamplingError("--resume needs the folder of the run; add --checkpoint DIR")
+    check_resume(resume, checkpoint)
 
     from structured_voronoi.models.folders import writable_folder
 

@@ -154,13 +154,14 @@ def open_checkpoint(folder: str | Path | None, resume: bool, workers: int | str)
     """
     from structured_voronoi.run.spread import SPLIT, SpreadCheckpoint, TemporaryStore, hire
 
-    if folder is None:
-        return SpreadCheckpoint(TemporaryStore(), hire(workers))
-    asked = None if workers == 1 else hire(workers)
-    store = Store(folder, resume)
+    store = TemporaryStore() if folder is None else Store(folder, resume)
     parts = {} if store.manifest is None else store.manifest.parts
-    if SPLIT in parts or (asked is not None and not parts):
-        return SpreadCheckpoint(store, asked or hire(1))
+    try:
+        if SPLIT in parts or (workers != 1 and not parts):
+            return SpreadCheckpoint(store, hire(workers, store.folder))
+    except BaseException:
+        store.close()
+        raise
     return Checkpoint(store)
 
 

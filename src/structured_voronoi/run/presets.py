@@ -26,6 +26,10 @@ ENDS_HELP = (
 STOP_HELP = "Text with which texts end, too; repeatable. \\n is a new line, \\t a tab."
 CHECKPOINT_HELP = "Folder in which the run is kept as it goes along; whatever stops it, little is lost."
 RESUME_HELP = "Go on with the run in --checkpoint; if there is none yet, begin it."
+WORKERS_HELP = (
+    "Processes that work side by side, each on one core; or a Ray cluster: ray for one on this machine, ray:NUMBER for "
+    "so many workers there, ray://HOST:PORT for another. Draws are the same for every number."
+)
 DEFAULT_WARMUP = 100
 """Steps of chains that do not start at the truth, unless a pilot says otherwise."""
 

@@ -150,7 +150,8 @@ def sample(
         settings["warmup"] = 0 if is_independent(sampler) else warmup
         recorder, interrupted = Recorder(draws, settings["warmup"], thin), True
         if kept is not None and kept.is_spread:
-            from structured_voronoi.run.spread_chains import SpreadCheckpoint, spread_chains
+            from structured_voronoi.run.spread import SpreadCheckpoint
+            from structured_voronoi.run.spread_chains import spread_chains
 
             assert isinstance(kept, SpreadCheckpoint)
             interrupted = spread_chains(kept, sampler, problem, rng, start, recorder, progress)

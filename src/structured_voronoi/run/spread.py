@@ -14,6 +14,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ import torch
 
 from structured_voronoi.errors import SamplingError
 from structured_voronoi.problem.problem import Problem
-from structured_voronoi.progress import progress_bar, silence
+from structured_voronoi.progress import Tick, progress_bar, silence
 from structured_voronoi.run.checkpoints import SUFFIX, Checkpoint, fingerprint
 from structured_voronoi.run.workers import Crew, Prepare, Processes, Report, Workers
 from structured_voronoi.storage import Store
@@ -43,7 +44,7 @@ class Ticked(NamedTuple):
     """A task's progress."""
 
     note: str
-    steps: int
+    steps: float
 
 
 class Task(NamedTuple):
@@ -91,17 +92,17 @@ def task_checkpoint(task: Task, report: Report) -> Checkpoint:
     return Checkpoint(TaskStore(task.parts, report))
 
 
-def tick_to(report: Report) -> Callable[..., None]:
-    """A progress bar's tick whose bar is the driver's."""
+def tick_to(report: Report, unit: float = 1.0) -> Tick:
+    """A progress bar's tick whose bar is the driver's, where a step counts as ``unit``."""
 
-    taken, told = 0, -math.inf
+    taken, told = 0.0, -math.inf
 
-    def tick(note: str = "", steps: int = 1) -> None:
+    def tick(note: str = "", steps: float = 1) -> None:
         nonlocal taken, told
-        taken += steps
+        taken += steps * unit
         if monotonic() - told >= TICK_SECONDS:
             report(Ticked(note, taken))
-            taken, told = 0, monotonic()
+            taken, told = 0.0, monotonic()
 
     return tick
 
@@ -156,25 +157,25 @@ class SpreadCheckpoint(Checkpoint):
         content: Any,
         *,
         folder: str = "",
-        before: str = "",
+        given: str | None = None,
         then: Callable[[], None] | None = None,
         is_urgent: bool = False,
-    ) -> None:
-        """Let some worker make the part of this name, in a folder, unless it is there.
+    ) -> bool:
+        """Let some worker make the part of this name, in a folder, unless it is there already; is it to be made?
 
-        It is given what is in the folder already, of the names that begin with ``before``. ``then`` is called when it
-        is done.
+        With the task go those parts of the folder whose names begin with ``given``. ``then`` is called when it is done.
         """
         assert self._crew is not None
         if folder + name + SUFFIX in self.store.run.parts:
-            return
+            return False
         number = len(self._folders)
         self._folders.append(folder)
         self._maker[folder + name] = number
         if then is not None:
             self._then[number] = then
-        make = partial(self._make_task, content, folder, before)
+        make = partial(self._make_task, content, folder, given)
         self._crew.add(number, make, f"the task {folder}{name}", is_urgent)
+        return True
 
     def get(self, name: str, template: Any = None, device: torch.device | str = "cpu") -> Any:
         """What was put under a name, now or when the worker that makes it has done so; None where nothing will be."""
@@ -191,8 +192,8 @@ class SpreadCheckpoint(Checkpoint):
             self._then[found[0]]()
         return found is not None
 
-    def _make_task(self, content: Any, folder: str, before: str) -> Task:
-        names = self.store.names(folder + before)
+    def _make_task(self, content: Any, folder: str, given: str | None) -> Task:
+        names = [] if given is None else self.store.names(folder + given)
         return Task(content, {name.removeprefix(folder): self.store.read(name) for name in names})
 
     def _hear(self, number: int, message: Sent | Ticked) -> None:
@@ -219,8 +220,8 @@ class TemporaryStore(Store):
 WRITTEN = re.compile(r"([0-9]{1,6})|(ray)(?::([0-9]{1,6})|://(.*))?")
 
 
-def hire(workers: int | str) -> Workers:
-    """Processes on this machine, or actors of a Ray cluster."""
+def hire(workers: int | str, folder: Path) -> Workers:
+    """Processes on this machine, or actors of a Ray cluster; one that is started here has its files in the folder."""
     found = WRITTEN.fullmatch(str(workers)) if not isinstance(workers, bool) else None
     if found is None or (found[1] and not int(found[1])):
         raise SamplingError(
@@ -230,7 +231,7 @@ def hire(workers: int | str) -> Workers:
         return Processes(int(found[1]))
     from structured_voronoi.run.ray_workers import RayWorkers
 
-    return RayWorkers(f"ray://{found[4]}" if found[4] else None, int(found[3]) if found[3] else None)
+    return RayWorkers(f"ray://{found[4]}" if found[4] else None, int(found[3]) if found[3] else None, folder)
 
 
 def check_same(problem: Problem, expected: dict[str, Any]) -> None:

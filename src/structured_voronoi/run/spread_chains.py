@@ -44,7 +44,8 @@ def spread_chains(
     kept.employ(partial(_prepare, job))
     groups = split_chains(len(rng), kept.split)
     for folder, numbers in groups.items():
-        kept.assign("counted", (numbers, start[list(numbers)] if isinstance(start, Tensor) else start), folder=folder)
+        own_start = start[list(numbers)] if isinstance(start, Tensor) else start
+        kept.assign("counted", (numbers, own_start), folder=folder, given="")
     interrupted = False
     steps = recorder.all_steps * len(groups)
     with kept.showing(steps, progress, "sampling"):

@@ -221,12 +221,9 @@ class Processes:
             answer = None
         if answer is None:
             return self._bury(worker)
-        kind, *content = answer
-        if kind == PREPARED:
+        if answer[0] == PREPARED:
             self._hands[worker] = hand._replace(is_prepared=True)
-            return None
-        event: Event = {SAID: Said, DONE: Done, FAILED: Failed}[kind](worker, *content)
-        return event
+        return event_of(worker, answer)
 
     def _bury(self, worker: int) -> Failed | Lost:
         process, pipe, is_prepared = self._hands.pop(worker)
@@ -298,6 +295,35 @@ def sendable_error(error: Exception) -> SamplingError:
     return SamplingError(f"{type(error).__name__}: {one_line(error)}")
 
 
+def respond(work: Work | None, message: bytes, send: Callable[[bytes], None]) -> Work | None:
+    """What a worker does with a message: it prepares itself by the first, and does the tasks that follow.
+
+    It sends answers; returned is the work that it is prepared for.
+    """
+
+    def answer(kind: int, *content: Any) -> None:
+        send(packed((kind, *content)))
+
+    try:
+        if work is None:
+            work = unpacked(message)()
+            answer(PREPARED)
+        else:
+            answer(DONE, work(unpacked(message), partial(answer, SAID)))
+    except Exception as error:
+        answer(FAILED, sendable_error(error), traceback.format_exc())
+    return work
+
+
+def event_of(worker: int, answer: tuple[Any, ...]) -> Event | None:
+    """What a worker's answer means for its task; nothing, if it says that it is prepared."""
+    kind, *content = answer
+    if kind == PREPARED:
+        return None
+    event: Event = {SAID: Said, DONE: Done, FAILED: Failed}[kind](worker, *content)
+    return event
+
+
 def _start_without_interrupts(process: SpawnProcess) -> None:
     """Started with Ctrl-C blocked, which it inherits: that is this process's to deal with."""
     resource_tracker.ensure_running()  # else it would be started, and would change the mask, in between
@@ -317,24 +343,13 @@ def _serve(pipe: Connection) -> None:
     """The life of a worker process: prepare, then one task after another until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _end_with_parent()
-
-    def answer(kind: int, *content: Any) -> None:
-        pipe.send_bytes(packed((kind, *content)))
-
-    work: Work | None = None
+    work = None
     while True:
         try:
             message = pipe.recv_bytes()
         except EOFError:
             return
-        try:
-            if work is None:
-                work = unpacked(message)()
-                answer(PREPARED)
-            else:
-                answer(DONE, work(unpacked(message), partial(answer, SAID)))
-        except Exception as error:
-            answer(FAILED, sendable_error(error), traceback.format_exc())
+        work = respond(work, message, pipe.send_bytes)
 
 
 def _end_with_parent() -> None:
