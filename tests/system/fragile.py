@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from structured_voronoi.run import checkpoints
 
 
 class Fragile:
@@ -17,6 +20,11 @@ class Fragile:
         self.embeddings = torch.randn(5, 2, generator=torch.Generator().manual_seed(0))
         self.length = 3
         self.mark, self.fatal, self.evaluations, self.home = scratch / "killed", fatal, 0, os.getpid()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """In a worker, which writes its checkpoint after every step then."""
+        self.__dict__.update(state)
+        checkpoints.SECONDS, checkpoints.SHARE = 0.0, float("inf")
 
     def log_prob(self, tokens: Tensor) -> Tensor:
         self.evaluations += 1

@@ -21,6 +21,7 @@ from structured_voronoi.run.presets import (
     WORKERS_HELP,
     check_resume,
     written_ending,
+    written_workers,
 )
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def probability(
     as_json: Annotated[bool, Parameter(name="--json", help="One line of JSON.")] = False,
     checkpoint: Annotated[Path | None, Parameter(help=CHECKPOINT_HELP)] = None,
     resume: Annotated[bool, Parameter(help=RESUME_HELP, negative="")] = False,
-    workers: Annotated[int | str, Parameter(help=WORKERS_HELP)] = 1,
+    workers: Annotated[str, Parameter(help=WORKERS_HELP)] = "1",
     device: Annotated[str, Parameter(help="cpu, cuda, …")] = "cpu",
     dtype: Annotated[str, Parameter(help="float32, float64, bfloat16 or float16.")] = "float32",
 ) -> int:
@@ -81,7 +82,7 @@ def probability(
         monte_carlo=monte_carlo,
         checkpoint=checkpoint,
         resume=resume,
-        workers=workers,
+        workers=written_workers(workers),
     )
     if as_json:
         print(json.dumps({**_as_numbers(found), "verdict": found.verdict}, ensure_ascii=False, allow_nan=False))

@@ -24,6 +24,7 @@ from structured_voronoi.run.presets import (
     check_resume,
     check_sampler_name,
     written_ending,
+    written_workers,
 )
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def sample(
     out: Annotated[Path | None, Parameter(help="JSONL file, one line a text.")] = None,
     checkpoint: Annotated[Path | None, Parameter(help=CHECKPOINT_HELP)] = None,
     resume: Annotated[bool, Parameter(help=RESUME_HELP, negative="")] = False,
-    workers: Annotated[int | str, Parameter(help=WORKERS_HELP)] = 1,
+    workers: Annotated[str, Parameter(help=WORKERS_HELP)] = "1",
     device: Annotated[str, Parameter(help="cpu, cuda, …")] = "cpu",
     dtype: Annotated[str, Parameter(help="float32, float64, bfloat16 or float16.")] = "float32",
 ) -> int:
@@ -133,7 +134,7 @@ def sample(
         dtype=dtype,
         checkpoint=checkpoint,
         resume=resume,
-        workers=workers,
+        workers=written_workers(workers),
     )
 
     def say(words: str) -> None:

@@ -114,6 +114,11 @@ def check_resume(resume: bool, checkpoint: object) -> None:
         raise SamplingError("--resume needs the folder of the run; add --checkpoint DIR")
 
 
+def written_workers(workers: str) -> int | str:
+    """Workers as the command line says them and as `sample` takes them."""
+    return int(workers) if workers.isdecimal() else workers
+
+
 def check_sampler_name(name: str) -> None:
     """Refuse a name that is not among the samplers of text."""
     from structured_voronoi.errors import SamplingError, did_you_mean
