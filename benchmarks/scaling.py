@@ -20,13 +20,14 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import NamedTuple
 
 DOCS = Path(__file__).parents[1] / "docs"
 BEGIN, END = "<!-- table of benchmarks/scaling.py -->\n", "<!-- end of the table -->"
-LENGTHS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0)
+LENGTHS = (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0)
 """Seconds of a task."""
+WITH, WITHOUT, PART = "with parts", "without parts", 30.0
 FAILURES = {"never": float("inf"), "every day": 86_400.0, "every hour": 3600.0, "every 10 minutes": 600.0}
 
 
@@ -35,17 +36,17 @@ class Cluster:
     """What is simulated; times are in seconds."""
 
     workers: int = 1000
-    work: float = 4 * 3600.0
+    work: float = 3600.0
     """Of each worker, if all went well."""
     length: float = 300.0
     """Of a task."""
-    between_parts: float = 30.0
+    between_parts: float = PART
     """Infinite where a task that is lost is begun all over."""
     between_failures: float = 86_400.0
     """Of one worker, on average."""
     starting: float = 30.0
     """From the start of a worker until it has loaded its model."""
-    handling: float = 0.004
+    handling: float = 0.02
     """What the driver takes for a message."""
     seed: int = 0
 
@@ -60,56 +61,45 @@ class Outcome(NamedTuple):
     failures: int
 
 
-class _Task(NamedTuple):
-    left: float
-    """Seconds that are still to be done."""
-
-
 def simulate(cluster: Cluster) -> Outcome:
-    """Run all tasks to their end. Nobody waits for parts to be handled, but for a new task one does."""
+    """Run all tasks to their end, event by event: a worker is free, or it has failed and leaves the rest of a task."""
     source = random.Random(cluster.seed)
     count = max(1, round(cluster.workers * cluster.work / cluster.length))
-    waiting = [_Task(cluster.workers * cluster.work / count)] * count
-    busy: list[tuple[float, int, _Task | None]] = [
-        (cluster.starting, worker, None) for worker in range(cluster.workers)
-    ]
+    waiting = [cluster.workers * cluster.work / count] * count  # seconds that are left of each task
+    events: list[tuple[float, int, float]] = [(cluster.starting, worker, 0.0) for worker in range(cluster.workers)]
+    idle: list[int] = []
+    handling = cluster.handling / (1 - _load_of_parts(cluster))
     driver, last, lost, failures = 0.0, 0.0, 0.0, 0
-    fails_at = [_life(source, cluster) for _ in range(cluster.workers)]
-    heapq.heapify(busy)
-    while busy:
-        now, worker, done = heapq.heappop(busy)
-        if done is not None:
-            last = max(last, now)
+    while events:
+        now, worker, rest = heapq.heappop(events)
+        if rest:
+            waiting.append(rest)
+            heapq.heappush(events, (now + cluster.starting, worker, 0.0))
+            if idle:
+                heapq.heappush(events, (now, idle.pop(), 0.0))
+            continue
         if not waiting:
+            idle.append(worker)
             continue
-        driver = max(driver, now) + cluster.handling  # the result, and the next task
-        task, begins = waiting.pop(), driver
-        ends = begins + task.left
-        if ends <= fails_at[worker]:
-            driver += cluster.handling * _parts(task.left, cluster)
-            heapq.heappush(busy, (ends, worker, task))
+        driver = max(driver, now) + handling  # the last result, and the next task
+        left = waiting.pop()
+        life = source.expovariate(1.0) * cluster.between_failures  # of how long it has lived already it knows nothing
+        if left <= life:
+            last = max(last, driver + left)
+            heapq.heappush(events, (driver + left, worker, 0.0))
             continue
-        # it fails on the way, or has failed while it waited; what was sent before counts
-        failed = max(fails_at[worker], begins)
-        spent = failed - begins
-        kept = cluster.between_parts * _parts(spent, cluster)
-        driver += cluster.handling * _parts(spent, cluster)
-        lost, failures = lost + spent - kept, failures + 1
-        waiting.append(_Task(task.left - kept))
-        fails_at[worker] = failed + cluster.starting + _life(source, cluster)
-        heapq.heappush(busy, (failed + cluster.starting, worker, None))
+        kept = life // cluster.between_parts * cluster.between_parts if life >= cluster.between_parts else 0.0
+        lost, failures = lost + life - kept, failures + 1
+        heapq.heappush(events, (driver + life, worker, left - kept))
     whole = cluster.workers * last
     return Outcome(cluster.workers * cluster.work / whole, lost / whole, failures)
 
 
-def _life(source: random.Random, cluster: Cluster) -> float:
-    finite = cluster.between_failures < float("inf")
-    return source.expovariate(1 / cluster.between_failures) if finite else float("inf")
-
-
-def _parts(seconds: float, cluster: Cluster) -> int:
-    """How many parts have been sent after so many seconds of a task."""
-    return int(seconds // cluster.between_parts) if cluster.between_parts < float("inf") else 0
+def _load_of_parts(cluster: Cluster) -> float:
+    """The share of the driver's time that goes to parts, which come all the time; tasks are dealt with in the rest."""
+    if cluster.length <= cluster.between_parts:
+        return 0.0
+    return min(0.99, cluster.workers * cluster.handling / cluster.between_parts)
 
 
 def report_simulation(seed: int) -> None:
@@ -118,10 +108,10 @@ def report_simulation(seed: int) -> None:
         (parts, name, length): simulate(
             Cluster(length=length, between_parts=seconds, between_failures=FAILURES[name], seed=seed)
         )
-        for parts, seconds in (("with parts", 30.0), ("without", float("inf")))
+        for parts, seconds in ((WITH, PART), (WITHOUT, float("inf")))
         for name in FAILURES
         for length in LENGTHS
-        if not (parts == "without" and FAILURES[name] < length / 3)  # hardly any task would ever end
+        if parts == WITH or PART < length <= 3 * FAILURES[name]  # of longer ones hardly any would end
     }
     lines = ["| a task takes | " + " | ".join(f"a worker fails {name}" for name in FAILURES) + " |", "| --- |"]
     lines[1] += " --- |" * len(FAILURES)
@@ -137,8 +127,12 @@ def report_simulation(seed: int) -> None:
 
 
 def _cell(found: dict[tuple[str, str, float], Outcome], name: str, length: float) -> str:
-    both = [found.get((parts, name, length)) for parts in ("with parts", "without")]
-    return " · ".join("hardly ends" if one is None else f"{one.throughput:.1%}, lost {one.lost:.1%}" for one in both)
+    """As it is done here and, where that is another matter, without parts."""
+    with_parts, without = found[WITH, name, length], found.get((WITHOUT, name, length))
+    said = f"{with_parts.throughput:.1%}, lost {with_parts.lost:.1%}"
+    if length <= PART or FAILURES[name] == float("inf"):
+        return said
+    return f"{said} · " + (f"{without.throughput:.1%}, lost {without.lost:.1%}" if without else "hardly ends")
 
 
 def _said(seconds: float) -> str:
@@ -150,10 +144,10 @@ def _draw(found: dict[tuple[str, str, float], Outcome]) -> None:
 
     figure, axes = new_figure(9, 3.6, ncols=2, sharex=True)
     colours = dict(zip(FAILURES, ("#555555", "#0b6e4f", "#e0a030", "#d1495b"), strict=True))
-    for parts, style in (("with parts", "-"), ("without", ":")):
+    for parts, style in ((WITH, "-"), (WITHOUT, ":")):
         for name, colour in colours.items():
             some = {length: one for (its, own, length), one in found.items() if (its, own) == (parts, name)}
-            said = f"{name}" if parts == "with parts" else None
+            said = name if parts == WITH else None
             axes[0].plot(list(some), [one.throughput for one in some.values()], style, color=colour, label=said)
             axes[1].plot(list(some), [one.lost for one in some.values()], style, color=colour)
     axes[0].set(xscale="log", xlabel="seconds of a task", ylabel="share of time that counts", ylim=(0, 1.02))
@@ -162,19 +156,19 @@ def _draw(found: dict[tuple[str, str, float], Outcome]) -> None:
     figure.savefig(DOCS / "pictures" / "scaling.png", dpi=150)
 
 
-def time_driver(parts: int = 200) -> float:
-    """Seconds that a part of 100 kB takes to be kept, in the middle of a run that has kept many."""
+def time_driver(parts: int = 100) -> tuple[float, float]:
+    """Seconds, and those of a core, that a part of 100 kB takes to be kept in a run of a thousand workers."""
     from structured_voronoi.storage import Store
 
     with tempfile.TemporaryDirectory() as folder, Store(folder) as store:
         store.begin("benchmark", {}, {})
         store.commit({f"before-{number:06}": b"" for number in range(1000)})
-        seconds = []
+        seconds, busy = [], process_time()
         for number in range(parts):
             began = perf_counter()
             store.commit({f"part-{number:06}": bytes(100_000)}, [f"part-{number - 1:06}"] if number else [])
             seconds.append(perf_counter() - began)
-    return statistics.median(seconds)
+    return statistics.median(seconds), (process_time() - busy) / parts
 
 
 def measure(model: str, texts: Sequence[int], length: int, warmup: int) -> None:
@@ -218,7 +212,8 @@ def main() -> None:
     elif asked.what == "measure":
         measure(asked.model, asked.texts, asked.length, asked.warmup)
     else:
-        print(f"{1000 * time_driver():.1f} ms for a part")
+        seconds, busy = time_driver()
+        print(f"{1000 * seconds:.1f} ms for a part, {1000 * busy:.1f} ms of them of a core")
 
 
 if __name__ == "__main__":
