@@ -25,7 +25,7 @@ from typing import Any, NoReturn, Self
 from structured_voronoi.errors import SamplingError
 
 FORMAT = 1
-MANIFEST, LOCK, NEW = "manifest.json", "lock", ".new"
+MANIFEST, LOCK, NEW = "manifest.json", "run.lock", ".new"
 PART_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*", re.ASCII)
 SHOWN = 60
 """Characters of a value that an error shows."""
@@ -114,6 +114,7 @@ class Store:
         self.manifest: Manifest | None = None
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            self._refuse_foreign()
             self._lock = _take_lock(self.folder)
         except OSError as error:
             self._refuse(self.folder, error)
@@ -219,18 +220,23 @@ class Store:
             self._refuse(path, error)
 
     def _look_around(self, resume: bool) -> None:
-        """Read the manifest and check the parts, if there are any; refuse a folder of somebody else."""
+        """Read the manifest and check the parts, if there are any; what a killed process left half written goes."""
+        (self.folder / (MANIFEST + NEW)).unlink(missing_ok=True)
+        if not (self.folder / MANIFEST).exists():
+            return
+        self.manifest = read_manifest(self.folder)
+        if not resume:
+            raise SamplingError(f"{self.folder} holds a run already; add --resume or choose another folder")
+        for said in self.manifest.damage(self.folder):
+            raise DamagedError(f"{said}; restore it, or begin anew in another folder")
         for leftover in self.folder.glob(f"**/*{NEW}"):
             leftover.unlink(missing_ok=True)
-        if (self.folder / MANIFEST).exists():
-            self.manifest = read_manifest(self.folder)
-            if not resume:
-                raise SamplingError(f"{self.folder} holds a run already; add --resume or choose another folder")
-            for said in self.manifest.damage(self.folder):
-                raise DamagedError(f"{said}; restore it, or begin anew in another folder")
-            return
-        foreign = [path.name for path in self.folder.iterdir() if path.name != LOCK]
-        if foreign:
+
+    def _refuse_foreign(self) -> None:
+        """Leave a folder of somebody else as it is."""
+        names = {path.name for path in self.folder.iterdir()}
+        foreign = sorted(names - {LOCK, MANIFEST + NEW})
+        if foreign and MANIFEST not in names:
             raise SamplingError(f"{self.folder} holds other files ({foreign[0]}); choose a new or an empty folder")
 
     def _refuse(self, path: Path, error: OSError) -> NoReturn:

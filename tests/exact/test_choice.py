@@ -96,6 +96,28 @@ def test_rare_controls_are_guided_by_a_lookahead_that_is_kept(monkeypatch: pytes
     assert plan_texts(rare(), "guided", warmup=7, thin=2).steps == 9
 
 
+def test_a_pilot_is_kept_with_its_lookahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second run draws no pilot; one that is damaged is drawn anew."""
+    plan, draw = plan_texts(rare(), count=1000), choice._draw_in_waves
+    drawn: list[range] = []
+
+    def count(problem: Any, weigh: Any, numbers: range, seed: int) -> choice.Draws:
+        drawn.append(numbers)
+        return draw(problem, weigh, numbers, seed)
+
+    monkeypatch.setattr(choice, "_draw_in_waves", count)
+    for name in ("auto", "guided"):
+        again = plan_texts(rare(), name, count=1000)
+        assert not drawn
+        assert (again.name, again.steps, again.mixing) == (plan.name, plan.steps, plan.mixing)
+    notes = sorted(tmp_path.rglob("lookahead-*/*s.json")) + sorted(tmp_path.rglob("lookahead-*/guided.json"))
+    assert [note.name for note in notes] == ["tries.json", "guided.json"]
+    for note, damage in zip(notes, ('{"log_weight": ["no"]}', "[1, 2"), strict=True):
+        note.write_text(damage)
+    assert plan_texts(rare(), count=1000).name == "guided"
+    assert drawn
+
+
 def test_all_three_are_measured_where_the_lookahead_is_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "UNSURE", math.inf)
     plan = plan_texts(under(Predicate.keyword("river"), length=8), count=100_000, warmup=2)
@@ -164,7 +186,7 @@ def test_guided_moves_are_the_cheapest_that_leave_one_per_cent(share: float) -> 
     cheaper = [
         (k, t)
         for t in range(choice.LEAST_CHOICES, choice.MOST_CHOICES + 1)
-        for k in range(2, (tries * choices - 1) // t + 1)
+        for k in range(2, ((tries + choice.CALL) * choices - 1) // t - choice.CALL + 1)
     ]
     assert all(leftover(k, t) > 0.01 for k, t in cheaper)
     assert 4.6 / share < tries * choices <= 15 / share

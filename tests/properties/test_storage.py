@@ -114,9 +114,11 @@ def test_a_folder_with_a_run_needs_resume_and_one_of_somebody_else_is_refused(tm
     with pytest.raises(SamplingError, match="holds a run already; add --resume or choose another folder"):
         Store(kept_run(tmp_path / "run"), resume=False)
     (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "letter.txt").write_text("dear")
-    with pytest.raises(SamplingError, match=r"holds other files \(letter.txt\)"):
+    for name in ("draft.new", "letter.txt", LOCK):
+        (tmp_path / "own" / name).write_text("dear")
+    with pytest.raises(SamplingError, match=r"holds other files \(draft.new\)"):
         Store(tmp_path / "own")
+    assert files_of(tmp_path / "own") == dict.fromkeys(("draft.new", "letter.txt", LOCK), b"dear")
     with pytest.raises(SamplingError, match=r"letter.txt cannot be written \(it is a file\); choose another"):
         Store(tmp_path / "own" / "letter.txt")
     with pytest.raises(SamplingError, match=r"cannot be written \(Not a directory\)"):
@@ -158,6 +160,21 @@ def test_a_write_that_fails_leaves_the_folder_as_it_was(
         assert ("make room and resume" in str(raised.value)) == (code == errno.ENOSPC)
     assert files_of(tmp_path) == before
     Store(tmp_path).close()
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, opened = files_of(kept_run(tmp_path)), os.open
+
+    def read_only(path: Any, flags: int, *more: Any) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return opened(path, flags, *more)
+
+    monkeypatch.setattr(os, "open", read_only)
+    with pytest.raises(SamplingError, match=r"cannot be written \(Read-only file system\); choose another folder"):
+        Store(tmp_path)
+    assert files_of(tmp_path) == before
+    assert read_manifest(tmp_path).damage(tmp_path) == []  # to look at it is no trouble
 
 
 def test_parts_that_a_killed_run_left_unlisted_are_overwritten(tmp_path: Path) -> None:

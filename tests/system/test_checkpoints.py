@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -29,7 +30,8 @@ from structured_voronoi.models.restaurants import descriptions
 from structured_voronoi.models.training import Recipe, train_language_model
 from structured_voronoi.run import checkpoints, probability
 from structured_voronoi.run.checkpoints import Bookmark
-from structured_voronoi.storage import MANIFEST, LineFile, Store, read_manifest
+from structured_voronoi.samplers import svs as svs_sampler
+from structured_voronoi.storage import LOCK, MANIFEST, LineFile, Store, read_manifest
 from structured_voronoi.targets.tabular import AutoregressiveTable
 from system.commands import svs
 
@@ -46,6 +48,7 @@ def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """All is written whenever it can be."""
     monkeypatch.setattr(checkpoints, "SECONDS", 0.0)
     monkeypatch.setattr(checkpoints, "SHARE", float("inf"))
+    monkeypatch.setattr(svs_sampler, "PILOT_SCALES", (0.3, 0.7))
 
 
 @contextlib.contextmanager
@@ -148,7 +151,7 @@ def test_ctrl_c_returns_the_draws_so_far_and_the_run_goes_on(tmp_path: Path, mon
 def test_every_flipped_byte_of_a_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with stopping(monkeypatch, 8):
         sv.sample(sentences(), sv.Guided(tries=3, texts=64), checkpoint=tmp_path, **SETTINGS)
-    files = sorted(path for path in tmp_path.rglob("*") if path.is_file() and path.name != "lock")
+    files = sorted(path for path in tmp_path.rglob("*") if path.is_file() and path.name != LOCK)
     assert {path.suffix for path in files} == {".json", ".safetensors"}
     source = random.Random(6)
     for _ in range(500):
@@ -185,6 +188,13 @@ def test_another_run_is_refused(changed: dict[str, Any], said: str, tmp_path: Pa
         sv.sample(**{**asked, **changed}, checkpoint=tmp_path)
 
 
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    target, sampler = boxed_target(3, 5, 3, 2), sv.SVS(scale=np.float64(0.6))
+    whole = sv.sample(target, sv.SVS(0.6), checkpoint=tmp_path, **SETTINGS)
+    again = sv.sample(target, sampler, checkpoint=tmp_path, **{**SETTINGS, "seed": np.int64(4)})
+    assert equal(again, whole)
+
+
 class Walk:
     """A user's sampler: a state of odds and ends that is changed in place, a report of its own."""
 
@@ -201,6 +211,9 @@ class Walk:
 
     def __init__(self, extra: Any = None) -> None:
         self.extra = extra
+
+    def __repr__(self) -> str:
+        return "Walk()"
 
     def init(self, target: Any, rng: sv.Rng, start: Any) -> Any:
         return self.State(torch.zeros(len(rng), 3, dtype=torch.int64), {"a": torch.zeros(5)}, [], self.extra)
@@ -282,7 +295,7 @@ CASES = {
     "chains": ("--control", "food=Italian@0.3", "--sampler", "svs+refresh", "--warmup", "1"),
     "auto": ("--control", "keyword=a", "--prompt", "The"),
     "prompts": ("--prompts", "prompts.txt"),
-    "prompts under control": ("--prompts", "prompts.txt", "--control", "keyword=a", "--sampler", "rejection"),
+    "prompts under control": ("--prompts", "prompts.txt", "--control", "food=Italian@0.1", "--sampler", "rejection"),
 }
 
 
@@ -309,7 +322,8 @@ def test_a_command_that_was_stopped_writes_the_same_file(
         with pytest.raises(Stopped):
             svs(*words, "--out", "stopped.jsonl", cwd=tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(generation, "plan_texts", None)  # what was decided once is not decided again
+        if case != "prompts under control":  # where there is more to decide
+            patch.setattr(generation, "plan_texts", None)  # what was decided once is not decided again
         resumed = svs(*words, "--out", "resumed.jsonl", cwd=tmp_path)
     sampler = json.loads((tmp_path / "run" / MANIFEST).read_text())["settings"]["sampler"]
     if sampler == "auto":  # the same sampler, by its name, since another pilot may choose another
@@ -336,6 +350,13 @@ def test_a_command_refuses_what_is_not_its_run(tmp_path: Path) -> None:
         assert said in svs(*words, *more, "--resume", code=2).stderr
     assert "--resume needs the folder" in svs("sample", "--resume", code=2).stderr
     assert "--resume needs the folder" in svs("probability", "--control", "keyword=a", "--resume", code=2).stderr
+    (tmp_path / "texts.txt").write_text("\n".join(one.text for one in descriptions(30, seed=0)))
+    training = ("train", "lm", "--data", str(tmp_path / "texts.txt"), "--out", str(tmp_path / "model"))
+    assert "--resume needs the folder" in svs(*training, "--resume", code=2).stderr
+    assert (
+        "holds a run of texts, not of training"
+        in svs(*training, "--resume", "--checkpoint", str(tmp_path / "run"), code=2).stderr
+    )
     (tmp_path / "file").write_text("")
     assert "it is a file" in svs("sample", "--checkpoint", str(tmp_path / "file"), code=2).stderr
     with Store(tmp_path / "run"):

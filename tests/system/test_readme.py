@@ -53,9 +53,9 @@ def test_commands_exist() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         text = page.read_text(encoding="utf-8")
-        for link in re.findall(r"\]\(([^)#]+\.md)", text):
+        for link in re.findall(r"\]\(([^)#:]+\.(?:md|png))", text):
             assert (page.parent / link).exists(), f"{page.name}: {link}"
 
 

@@ -13,7 +13,7 @@ from structured_voronoi.lookahead.lookahead import Lookahead, identify
 from structured_voronoi.models.folders import cache_folder
 from structured_voronoi.problem.problem import Problem
 
-FITTING = 4
+FITTING = 5
 """Raised when lookaheads are fitted otherwise, so that old ones are not found."""
 
 
@@ -23,7 +23,7 @@ LONGEST = 90.0
 
 def kept_lookahead(problem: Problem, texts: int, seed: int, progress: bool) -> Lookahead:
     """The lookahead of a target from the cache, or a new one that is put there; a damaged one is made anew."""
-    folder = _folder_of(problem, texts, seed)
+    folder = kept_folder(problem, texts, seed)
     if folder.is_dir():
         try:
             return Lookahead.load(folder, problem)
@@ -34,12 +34,8 @@ def kept_lookahead(problem: Problem, texts: int, seed: int, progress: bool) -> L
     return lookahead
 
 
-def is_kept(problem: Problem, texts: int, seed: int) -> bool:
-    """Is there a lookahead of this target in the cache?"""
-    return _folder_of(problem, texts, seed).is_dir()
-
-
-def _folder_of(problem: Problem, texts: int, seed: int) -> Path:
+def kept_folder(problem: Problem, texts: int, seed: int) -> Path:
+    """Where the lookahead of this target is in the cache, if it is there."""
     whole = json.dumps([FITTING, identify(problem), texts, seed], sort_keys=True)
     return cache_folder() / f"lookahead-{hashlib.sha256(whole.encode()).hexdigest()[:16]}"
 

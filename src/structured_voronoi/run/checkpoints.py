@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.metadata import version
 from itertools import count
 from pathlib import Path
@@ -16,7 +16,7 @@ from structured_voronoi.contracts import Chains, Sampler, Start, tune
 from structured_voronoi.lookahead.lookahead import Lookahead, few_texts, identify
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.run.presets import Plan, Scale, text_sampler
-from structured_voronoi.run.stored import changed, changes, check_storable, pack, unpack
+from structured_voronoi.run.stored import changed, changes, check_storable, describe, pack, unpack
 from structured_voronoi.storage import Store
 
 SECONDS, FIRST = 30.0, 1.0
@@ -45,10 +45,10 @@ class Checkpoint:
     def __exit__(self, *_: object) -> None:
         self.store.close()
 
-    def begin(self, kind: str, problem: Problem, settings: Mapping[str, Any]) -> None:
+    def begin(self, kind: str, problem: Problem, settings: dict[str, Any]) -> None:
         """Begin the run, or go on with it; another run, or one of another target, is refused."""
         versions = {name: version(name) for name in LIBRARIES}
-        self.store.begin(kind, {**settings, "target": fingerprint(problem)}, versions)
+        self.store.begin(kind, {**describe(settings), "target": fingerprint(problem)}, versions)
 
     @property
     def is_finished(self) -> bool:

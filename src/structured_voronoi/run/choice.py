@@ -9,14 +9,19 @@ It goes by the seconds that a text takes, as a pilot on this machine measures th
 Tries come first. A lookahead is fitted only if rejection would take longer for all texts than the fitting, and is kept
 in the user's cache; one that is there already costs nothing. Once it is fitted its seconds are spent, so that only
 those of the draws are compared. svs+refresh is nearly always the slowest and is timed only where the others look bad.
-The pilot's own texts are not given out as draws: how many there are depends on what they are.
+The pilot's own texts are not given out as draws: how many there are depends on what they are. What it found is kept
+with the lookahead, so that the next run begins to draw at once.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
+import os
 from collections.abc import Callable
 from itertools import islice
+from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
@@ -28,7 +33,7 @@ from torch import Tensor
 
 from structured_voronoi.contracts import Chains, tune
 from structured_voronoi.errors import NoBoundError, NoStartError, SamplingError
-from structured_voronoi.lookahead.kept import LONGEST, is_kept, kept_lookahead
+from structured_voronoi.lookahead.kept import LONGEST, kept_folder, kept_lookahead
 from structured_voronoi.lookahead.lookahead import Lookahead
 from structured_voronoi.lookahead.rounds import share_of
 from structured_voronoi.problem.drawing import ENDLESS, ancestral_draw, count_ended, log_bound, refuse_endless
@@ -55,6 +60,8 @@ LEFTOVER = 0.01
 """The share of guided texts that may still depend on their start."""
 LEAST_CHOICES, MOST_CHOICES = 3, 100
 """How often a guided text is chosen: at the start, in a step of warm-up and in the last step, or more often."""
+CALL = 2
+"""What choosing once more costs besides, in texts: one more pass from the first token to the last."""
 
 
 class Draws(NamedTuple):
@@ -127,8 +134,9 @@ def choose_sampler(
         return Choice("ancestral", "ancestral, because nothing weighs on the language model's own draws")
     try:
         log_bound(problem)
-        kept = is_kept(problem, LOOKAHEAD_TEXTS, LOOKAHEAD_SEED)
-        tries = _draw_tries(problem, seed, may_fit=not kept)
+        home = kept_folder(problem, LOOKAHEAD_TEXTS, LOOKAHEAD_SEED)
+        kept = home.is_dir()
+        tries = _noted(home, "tries") or _draw_tries(problem, seed, may_fit=not kept)
     except NoBoundError as error:
         return Choice("svs+refresh", f"svs+refresh, because {_cause(error)}")
 
@@ -140,7 +148,8 @@ def choose_sampler(
 
     guide, offers = None, {}
     try:
-        guide = _make_guide(problem, seed, progress)
+        guide = _make_guide(problem, home, seed, progress)
+        _note(home, "tries", tries)
         offers["guided"] = _offer_of_guided(guide, warmup, thin, kept)
     except SamplingError as error:
         offers["guided"] = Offer(math.inf, _cause(error))
@@ -195,7 +204,7 @@ def guided_moves(share: float) -> tuple[int, int]:
     With the effective share s, texts of the target weigh E_π[w] = Z / s on average, and K - 1 proposals weigh (K - 1) Z
     together. So a chain keeps its text with probability of about 1 / (1 + s (K - 1)), and after t choices the share
     (1 + s (K - 1))^-t of chains still depends on the start. For every t there is a least K that brings this to 1 %,
-    1 + (100^(1/t) - 1) / s; taken is the t at which a text costs the fewest evaluations, K t. At s = 1 these are 15;
+    1 + (100^(1/t) - 1) / s; taken is the t at which a text costs least, (K + CALL) t. At s = 1 K t is 15;
     for a small s they come to ln(100) / s with K near √(2 / s), where weighted texts worth one draw cost 1 / s.
     """
     share = max(share, 1 / MOST_CHECKED)  # the least that a check can find
@@ -204,7 +213,7 @@ def guided_moves(share: float) -> tuple[int, int]:
         growth: float = LEFTOVER ** (-1 / choices)
         return 1 + math.ceil((growth - 1) / share)
 
-    choices = min(range(LEAST_CHOICES, MOST_CHOICES + 1), key=lambda choices: tries(choices) * choices)
+    choices = min(range(LEAST_CHOICES, MOST_CHOICES + 1), key=lambda choices: (tries(choices) + CALL) * choices)
     return tries(choices), choices
 
 
@@ -220,7 +229,8 @@ def plan_guided(
     problem: Problem, guide: Guide | None, warmup: int | None, thin: int, seed: int, progress: bool
 ) -> GuidedPlan:
     """Guided sampling with as many tries and steps as its lookahead needs; one is made if none is given."""
-    guide = guide or _make_guide(problem, seed, progress)
+    if guide is None:
+        guide = _make_guide(problem, kept_folder(problem, LOOKAHEAD_TEXTS, LOOKAHEAD_SEED), seed, progress)
     share = guide.draws.share
     tries, choices = guided_moves(share)
     steps = total_steps(warmup, thin, choices - 2)
@@ -229,11 +239,13 @@ def plan_guided(
     return GuidedPlan(Guided(guide.lookahead, tries), steps, mixing)
 
 
-def _make_guide(problem: Problem, seed: int, progress: bool) -> Guide:
-    """The lookahead of the cache, or a new one that is put there, and draws of it."""
+def _make_guide(problem: Problem, home: Path, seed: int, progress: bool) -> Guide:
+    """The lookahead of the cache, or a new one that is put there, and draws of it, which are noted there, too."""
     bound, began = log_bound(problem), perf_counter()
     lookahead = kept_lookahead(problem, LOOKAHEAD_TEXTS, LOOKAHEAD_SEED, progress)
-    fitting = perf_counter() - began
+    fitting, draws = perf_counter() - began, _noted(home, "guided")
+    if draws is not None:
+        return Guide(lookahead, fitting, draws)
 
     def weigh(rng: Rng) -> Tensor:
         return lookahead.draw(problem, rng.uniform(problem.length)).log_weight - bound
@@ -243,7 +255,27 @@ def _make_guide(problem: Problem, seed: int, progress: bool) -> Guide:
         draws.texts < CHECKED or (draws.effective < UNSURE and draws.texts < MOST_CHECKED)
     ):
         draws = draws.joined(_draw_in_waves(problem, weigh, range(draws.texts, 2 * draws.texts), seed))
+    _note(home, "guided", draws)
     return Guide(lookahead, fitting, draws)
+
+
+def _note(home: Path, name: str, draws: Draws) -> None:
+    """Keep the weights of a pilot with a kept lookahead; a folder that cannot be written is done without."""
+    weights = [weight if math.isfinite(weight) else None for weight in draws.log_weight.tolist()]
+    unfinished = home / f"{name}.{os.getpid()}"
+    with contextlib.suppress(OSError):
+        unfinished.write_text(json.dumps({"log_weight": weights, "seconds": draws.seconds}), encoding="utf-8")
+        os.replace(unfinished, home / f"{name}.json")
+
+
+def _noted(home: Path, name: str) -> Draws | None:
+    """A pilot that was kept; none where there is none or it is damaged."""
+    try:
+        kept = json.loads((home / f"{name}.json").read_text(encoding="utf-8"))
+        weights = [-math.inf if weight is None else float(weight) for weight in kept["log_weight"]]
+        return Draws(np.array(weights), float(kept["seconds"])) if weights else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _draw_tries(problem: Problem, seed: int, may_fit: bool) -> Draws:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from structured_voronoi.problem.problem import Problem
 
 TEXT_SCALE = 0.22
-"""The default scale of SVS on text (docs/results.md, efficiency)."""
+"""The default scale of SVS on text (docs/results/efficiency.md)."""
 TEXT_DIMENSIONS = 32
 """The dimensions of SVS on text: fewer cost more evaluations, more cost more time."""
 DEFAULT_LENGTH = 60

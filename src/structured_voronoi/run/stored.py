@@ -118,6 +118,8 @@ def _is_plain(value: Any) -> bool:
 
 def describe(value: Any) -> Any:
     """A setting as JSON that is the same whenever the setting is; tensors and networks by their digests."""
+    if isinstance(value, np.generic):
+        return value.item()
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, tuple | list):

@@ -273,8 +273,8 @@ def closing_line(batches: list[Batch], plan: Plan, model: LanguageModel) -> str:
     first, last = (np.concatenate(part) for part in zip(*((one.first, one.last) for one in batches), strict=True))
     is_token = np.ones_like(last, dtype=bool) if model.padding is None else (last != model.padding) | (first != last)
     changed = float((last != first)[is_token].mean()) if is_token.any() else 0.0
-    evaluations = float(torch.cat([batch.info.evaluations for batch in batches]).float().mean())
-    lost = int(torch.cat([batch.info.nonfinite for batch in batches]).sum())
+    evaluations = float(torch.cat([batch.info.evaluations.cpu() for batch in batches]).float().mean())
+    lost = sum(int(batch.info.nonfinite.sum()) for batch in batches)
     limit = "" if model.padding is None else "at most "
     parts = [f"{len(last)} text{'s' if len(last) > 1 else ''} of {limit}{model.length} tokens"]
     steps, independent = energies.shape[1], is_independent(plan.sampler)

@@ -69,16 +69,15 @@ class Guided:
         lookahead.check_fits(problem)
         if isinstance(start, Tensor):
             return State(lookahead.score(problem, checked_start(problem, start, len(rng))), 0, lookahead)
-        rng = rng.fork("start")
-        state = State(self._draw_texts(problem, lookahead, rng, 1)[0], 0, lookahead)
+        rng, found = rng.fork("start"), list[Proposal]()
         for _ in range(START_ROUNDS):
-            text, _ = self._choose(problem, rng, state)
-            state = state._replace(text=text)
+            found = [self._pick(rng, [*found, *self._draw_texts(problem, lookahead, rng, self.tries)])]
+            state = State(found[0], 0, lookahead)
             lost = int((~state.energy.isfinite()).sum())
             if not lost:
                 return state
         raise NoStartError(
-            f"{lost} of {len(rng)} chains found no text of finite energy among {START_ROUNDS * (self.tries - 1)} "
+            f"{lost} of {len(rng)} chains found no text of finite energy among {START_ROUNDS * self.tries} "
             "proposals each; fit the lookahead on more texts, or give tokens to start from"
         )
 
@@ -129,13 +128,16 @@ class Guided:
     def _choose(self, problem: Problem, rng: Rng, state: State) -> tuple[Proposal, Int[Tensor, " chain"]]:
         """One of the present text and K - 1 fresh ones, ∝ weight; and how many of those were impossible."""
         fresh = self._draw_texts(problem, state.lookahead, rng, self.tries - 1) if self.tries > 1 else []
-        texts = [state.text, *fresh]
+        impossible = sum((~self.log_weight(text).isfinite()).long() for text in fresh)
+        return self._pick(rng, [state.text, *fresh]), torch.zeros_like(state.tokens[:, 0]) + impossible
+
+    def _pick(self, rng: Rng, texts: list[Proposal]) -> Proposal:
+        """One of the texts for each chain, ∝ weight."""
         log_weight = torch.stack([self.log_weight(text) for text in texts], dim=-1)
         is_lost = ~log_weight.isfinite().any(-1, keepdim=True)  # while a start is looked for: any will do
         choice = inverse_cdf(torch.where(is_lost, 0.0, log_weight), rng.uniform())
         chains = torch.arange(len(choice), device=choice.device)
-        chosen = Proposal(*(torch.stack(column)[choice, chains] for column in zip(*texts, strict=True)))
-        return chosen, (~log_weight[:, 1:].isfinite()).sum(-1)
+        return Proposal(*(torch.stack(column)[choice, chains] for column in zip(*texts, strict=True)))
 
 
 class RedrawnSuffix(NamedTuple):
