@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from structured_voronoi.contracts import Control, Start
 from structured_voronoi.errors import SamplingError, check_count, check_seed
 from structured_voronoi.run.presets import DEFAULT_LENGTH, TEXT_SCALE, Plan, Scale, check_sampler_name, plan_texts
-from structured_voronoi.run.texts import Batch, Text, closing_line, draw_for_prompts, draw_texts
+from structured_voronoi.run.texts import Batch, Text, Watcher, closing_line, draw_for_prompts, draw_texts
 from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.ending import Ends
 from structured_voronoi.targets.language_model import LanguageModel
@@ -121,7 +121,7 @@ def read_controls(
     return found
 
 
-def fulfil(request: Request, say: Say, conclude: Say) -> Iterator[Batch]:
+def fulfil(request: Request, say: Say, conclude: Say, watcher: Watcher | None = None) -> Iterator[Batch]:
     """The texts of a request, batch by batch; every prompt is looked at before the first text is drawn."""
     models = _models_of(request)
     left_out = ", ".join(f"{count} {why}" for why, count in models[0].excluded.items() if count)
@@ -140,9 +140,12 @@ def fulfil(request: Request, say: Say, conclude: Say) -> Iterator[Batch]:
     for number, (target, model) in enumerate(zip(targets, models, strict=True)):
         if number:
             plan = _plan(request, target)
+        if watcher is not None:
+            watcher.planned(target, plan)
         first, batches, label = number * request.n, [], f"prompt {number + 1} of {len(models)}: "
         label = label if len(models) > 1 else ""
-        for batch in draw_texts(target, plan, request.n, request.seed, request.start, request.progress, first, label):
+        asked = (request.n, request.seed, request.start, request.progress)
+        for batch in draw_texts(target, plan, *asked, first, label, watcher):
             batches.append(batch)
             yield batch
         conclude(f"{label}{closing_line(batches, plan, model)}")

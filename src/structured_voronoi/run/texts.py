@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from itertools import groupby, islice, pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -65,6 +65,16 @@ class Batch(NamedTuple):
     info: Info
 
 
+class Watcher(Protocol):
+    """Somebody who looks on while texts are drawn, and changes nothing."""
+
+    def planned(self, target: LanguageModel | Controlled, plan: Plan) -> None:
+        """Before the first text."""
+
+    def moved(self, target: LanguageModel | Controlled, chains: range, tokens: Tensor, info: Info) -> None:
+        """After every step of some chains."""
+
+
 def draw_texts(
     target: LanguageModel | Controlled,
     plan: Plan,
@@ -74,6 +84,7 @@ def draw_texts(
     progress: bool = False,
     first_chain: int = 0,
     label: str = "",
+    watcher: Watcher | None = None,
 ) -> Iterator[Batch]:
     """``count`` texts, each from a chain of its own; they come in batches."""
     problem = bind(target)
@@ -83,8 +94,10 @@ def draw_texts(
         with progress_bar(plan.steps, progress, f"{label}texts to {end} of {count}") as tick:
             chains = Chains(plan.sampler, problem, rng, start)
             first, infos = chains.state.tokens.cpu().numpy(), []
-            for _, info in islice(chains, plan.steps):
+            for state, info in islice(chains, plan.steps):
                 infos.append(info)
+                if watcher is not None:
+                    watcher.moved(target, numbers, state.tokens, info)
                 tick(f"energy {float(info.energy.mean()):.2f}")
         total = reduce(merge_infos, infos)
         energies = np.stack([widened(info.energy).cpu().numpy() for info in infos], axis=1)

@@ -1,0 +1,203 @@
+"""A few processes that compute for the page.
+
+A job that takes long waits for its turn; one that takes moments finds a process that is kept free for it. A job whose
+client has left, or whose time is over, is interrupted; a process that does not heed that within seconds is ended, and
+another takes its place, so that nothing a client sends can stop the page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+from structured_voronoi.web.forms import Form
+from structured_voronoi.web.worker import END
+
+LONG = ("text", "race")
+"""Kinds of jobs that take long."""
+MOMENTS = 10.0
+"""Seconds that any other may take."""
+MOST_WAITING = 16
+GRACE = 2.0
+"""Seconds in which a process must heed an interruption."""
+HEARTBEAT = 2.0
+"""Seconds of silence after which a client is told that the job goes on."""
+LONGEST_LINE = 2**22
+MOST_ORDERS = 500
+"""Of one process, which then makes way for a fresh one."""
+
+
+class Busy(Exception):
+    """More jobs wait than may."""
+
+
+@dataclass
+class _Process:
+    """A worker, and what it was asked."""
+
+    process: asyncio.subprocess.Process
+    orders: int = 0
+    is_at_work: bool = False
+
+    @classmethod
+    async def start(cls, threads: int) -> _Process:
+        environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "structured_voronoi.web.worker",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=environment,
+            limit=LONGEST_LINE,
+            start_new_session=True,  # Ctrl-C is for the server, which ends the others
+        )
+        return cls(process)
+
+    def send(self, message: dict[str, Any]) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(ConnectionError):  # its output has ended, too: the reader sees that
+            self.process.stdin.write(json.dumps(message).encode() + b"\n")
+
+    def order(self, kind: str, form: Form) -> None:
+        self.orders += 1
+        self.is_at_work = True
+        self.send({"number": self.orders, "kind": kind, "form": form.model_dump()})
+
+    async def read(self) -> bytes | None:
+        """The next line of the job; None at its end."""
+        assert self.process.stdout is not None
+        while (line := await self.process.stdout.readline()) == b"\n":
+            pass
+        if not line:
+            raise EOFError
+        self.is_at_work = line != END
+        return line if self.is_at_work else None
+
+    async def interrupt(self) -> bool:
+        """Stop the job; says whether the process can be used again."""
+        self.send({"stop": self.orders})
+        try:
+            async with asyncio.timeout(GRACE):
+                while self.is_at_work:
+                    await self.read()
+        except (TimeoutError, EOFError, ValueError):
+            return False
+        return True
+
+    async def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        await self.process.wait()
+
+
+@dataclass
+class Pool:
+    """At most ``jobs`` long ones at a time, each for at most ``seconds``."""
+
+    jobs: int = 2
+    seconds: float = 600.0
+    _idle: list[_Process] = field(default_factory=list)
+    _busy: list[_Process] = field(default_factory=list)
+    _waiting: int = 0
+    _cleaning: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._turns = asyncio.Semaphore(self.jobs)
+        self._places = asyncio.Semaphore(self.jobs + 1)
+
+    async def open(self) -> None:
+        """Start one process, so that the first job need not wait for it."""
+        self._idle.append(await _Process.start(self._threads))
+
+    async def close(self) -> None:
+        for task in list(self._cleaning):
+            task.cancel()
+        await asyncio.gather(*(process.end() for process in [*self._idle, *self._busy]))
+        self._idle, self._busy = [], []
+
+    async def run(self, kind: str, form: Form) -> AsyncGenerator[bytes]:
+        """The lines of a job, as they come; an empty one now and then, where nothing else comes."""
+        is_long = kind in LONG
+        if self._waiting >= MOST_WAITING:
+            raise Busy(f"{self.jobs} jobs are running and {self._waiting} are waiting; try again in a moment")
+        if is_long and self._turns.locked():
+            yield _line(kind="waiting", before=self._waiting)
+        turn = self._turns if is_long else None
+        await self._wait_for(turn)
+        try:
+            await self._wait_for(self._places)
+        except BaseException:
+            if turn is not None:
+                turn.release()
+            raise
+        process: _Process | None = None
+        try:
+            process = self._idle.pop() if self._idle else await _Process.start(self._threads)
+            self._busy.append(process)
+            process.order(kind, form)
+            async for line in _read_until(process, monotonic() + (self.seconds if is_long else MOMENTS)):
+                yield line
+        finally:
+            task = asyncio.create_task(self._clean_up(process, turn))
+            self._cleaning.add(task)
+            task.add_done_callback(self._cleaning.discard)
+
+    async def _wait_for(self, semaphore: asyncio.Semaphore | None) -> None:
+        if semaphore is None:
+            return
+        self._waiting += 1
+        try:
+            await semaphore.acquire()
+        finally:
+            self._waiting -= 1
+
+    async def _clean_up(self, process: _Process | None, turn: asyncio.Semaphore | None) -> None:
+        """Leave the process as it was found, or end it; then it is somebody else's turn."""
+        try:
+            if process is not None:
+                is_usable = not process.is_at_work or await process.interrupt()
+                self._busy.remove(process)
+                if is_usable and process.orders < MOST_ORDERS:
+                    self._idle.append(process)
+                else:
+                    await process.end()
+        finally:
+            self._places.release()
+            if turn is not None:
+                turn.release()
+
+    @property
+    def _threads(self) -> int:
+        return max(1, (os.cpu_count() or 1) // self.jobs)
+
+
+async def _read_until(process: _Process, deadline: float) -> AsyncIterator[bytes]:
+    """The lines of a job, and words where it ends otherwise than it should."""
+    while True:
+        left = deadline - monotonic()
+        if left <= 0:
+            yield _line(kind="error", words="this took longer than the server allows and was stopped; ask for less")
+            return
+        try:
+            line = await asyncio.wait_for(process.read(), min(left, HEARTBEAT))
+        except TimeoutError:
+            yield b""
+            continue
+        except (EOFError, ValueError):
+            yield _line(kind="error", words="the process that computed this has ended, perhaps for want of memory")
+            return
+        if line is None:
+            return
+        yield line
+
+
+def _line(**event: Any) -> bytes:
+    return json.dumps(event).encode() + b"\n"
