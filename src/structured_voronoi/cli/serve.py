@@ -66,6 +66,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listening = socket.socket(family, kind, protocol)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
+        listening.listen()  # whoever comes before the server is up waits for it
     except OSError as error:
         raise SamplingError(
             f"{host}:{port} cannot be listened at ({error.strerror}); choose another --port, or --port 0 for a free one"

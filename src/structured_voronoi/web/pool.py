@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
@@ -25,7 +25,9 @@ LONG = ("text", "race")
 MOMENTS = 10.0
 """Seconds that any other may take."""
 MOST_WAITING = 16
-GRACE = 2.0
+LOADING = 120.0
+"""Seconds in which a process must have loaded what it needs, which takes about three."""
+GRACE = 5.0
 """Seconds in which a process must heed an interruption."""
 HEARTBEAT = 2.0
 """Seconds of silence after which a client is told that the job goes on."""
@@ -40,11 +42,14 @@ class Busy(Exception):
 
 @dataclass
 class _Process:
-    """A worker, and what it was asked."""
+    """A worker, and what it was asked; first of all it loads what it needs."""
 
     process: asyncio.subprocess.Process
     orders: int = 0
-    is_at_work: bool = False
+    is_at_work: bool = True
+
+    def __post_init__(self) -> None:
+        self.loading = asyncio.create_task(self._load())
 
     @classmethod
     async def start(cls, threads: int) -> _Process:
@@ -60,6 +65,10 @@ class _Process:
             start_new_session=True,  # Ctrl-C is for the server, which ends the others
         )
         return cls(process)
+
+    async def _load(self) -> None:
+        async with asyncio.timeout(LOADING):
+            await self.read()
 
     def send(self, message: dict[str, Any]) -> None:
         assert self.process.stdin is not None
@@ -88,7 +97,7 @@ class _Process:
             async with asyncio.timeout(GRACE):
                 while self.is_at_work:
                     await self.read()
-        except (TimeoutError, EOFError, ValueError):
+        except (TimeoutError, EOFError):
             return False
         return True
 
@@ -107,18 +116,19 @@ class Pool:
     _idle: list[_Process] = field(default_factory=list)
     _busy: list[_Process] = field(default_factory=list)
     _waiting: int = 0
-    _cleaning: set[asyncio.Task[None]] = field(default_factory=set)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._turns = asyncio.Semaphore(self.jobs)
         self._places = asyncio.Semaphore(self.jobs + 1)
 
     async def open(self) -> None:
-        """Start one process, so that the first job need not wait for it."""
-        self._idle.append(await _Process.start(self._threads))
+        """Start a process for a long job, then one for moments, so that the first of them need not wait."""
+        self._idle = [await _Process.start(self._threads)]
+        self._in_background(self._start_another(self._idle[0]))
 
     async def close(self) -> None:
-        for task in list(self._cleaning):
+        for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*(process.end() for process in [*self._idle, *self._busy]))
         self._idle, self._busy = [], []
@@ -142,13 +152,28 @@ class Pool:
         try:
             process = self._idle.pop() if self._idle else await _Process.start(self._threads)
             self._busy.append(process)
+            await asyncio.shield(process.loading)
             process.order(kind, form)
             async for line in _read_until(process, monotonic() + (self.seconds if is_long else MOMENTS)):
                 yield line
+        except (EOFError, TimeoutError):
+            yield _line(kind="error", words="the process that computed this has ended, perhaps for want of memory")
         finally:
-            task = asyncio.create_task(self._clean_up(process, turn))
-            self._cleaning.add(task)
-            task.add_done_callback(self._cleaning.discard)
+            if process is None or not process.loading.done() or not process.is_at_work:
+                self._put_back(process, turn)
+            else:
+                self._in_background(self._stop(process, turn))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _start_another(self, first: _Process) -> None:
+        """Once the first is loaded: two at a time would only slow each other down."""
+        await asyncio.shield(first.loading)
+        if len(self._idle) + len(self._busy) < 2:
+            self._idle.append(await _Process.start(self._threads))
 
     async def _wait_for(self, semaphore: asyncio.Semaphore | None) -> None:
         if semaphore is None:
@@ -159,20 +184,26 @@ class Pool:
         finally:
             self._waiting -= 1
 
-    async def _clean_up(self, process: _Process | None, turn: asyncio.Semaphore | None) -> None:
-        """Leave the process as it was found, or end it; then it is somebody else's turn."""
-        try:
-            if process is not None:
-                is_usable = not process.is_at_work or await process.interrupt()
-                self._busy.remove(process)
-                if is_usable and process.orders < MOST_ORDERS:
-                    self._idle.append(process)
-                else:
-                    await process.end()
-        finally:
-            self._places.release()
-            if turn is not None:
-                turn.release()
+    async def _stop(self, process: _Process, turn: asyncio.Semaphore | None) -> None:
+        """Interrupt the job, or end its process."""
+        if await process.interrupt():
+            self._put_back(process, turn)
+            return
+        await process.end()
+        self._busy.remove(process)
+        self._put_back(None, turn)
+
+    def _put_back(self, process: _Process | None, turn: asyncio.Semaphore | None) -> None:
+        """Now it is somebody else's turn."""
+        if process is not None:
+            self._busy.remove(process)
+            if process.orders < MOST_ORDERS:
+                self._idle.append(process)
+            else:
+                self._in_background(process.end())
+        self._places.release()
+        if turn is not None:
+            turn.release()
 
     @property
     def _threads(self) -> int:
@@ -191,9 +222,6 @@ async def _read_until(process: _Process, deadline: float) -> AsyncIterator[bytes
         except TimeoutError:
             yield b""
             continue
-        except (EOFError, ValueError):
-            yield _line(kind="error", words="the process that computed this has ended, perhaps for want of memory")
-            return
         if line is None:
             return
         yield line

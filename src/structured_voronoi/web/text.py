@@ -26,8 +26,8 @@ from structured_voronoi.web.playground import Say
 SECONDS = 0.2
 """Chains that move are shown so often; the work must not wait for the telling."""
 MODELS_IN_MEMORY = 2
-WEIGHTED_TEXTS = 256
-"""By which the probability of the controls is estimated, after guided texts."""
+WEIGHTED_TEXTS = (256, 1024)
+"""By which the probability of the controls is estimated, after guided texts: more, where few cannot be trusted."""
 
 
 def draw_texts(form: TextForm, say: Say) -> None:
@@ -124,19 +124,16 @@ class _Watcher:
         self.is_drawing = False
         if self.plan is None or self.target is None or not isinstance(self.plan.sampler, Guided):
             return
-        try:
-            found = probability(self.target, WEIGHTED_TEXTS, seed, self.plan.sampler.lookahead)
-        except SamplingError as error:
-            self.say({"kind": "said", "words": f"no probability of the controls: {error}"})
-            return
-        self.say(
-            {
-                "kind": "probability",
-                "words": str(found),
-                "effective_share": found.effective_share,
-                "verdict": found.verdict,
-            }
-        )
+        for texts in WEIGHTED_TEXTS:
+            try:
+                found = probability(self.target, texts, seed, self.plan.sampler.lookahead)
+            except SamplingError as error:
+                self.say({"kind": "said", "words": f"no probability of the controls: {error}"})
+                return
+            told = {"words": str(found), "effective_share": found.effective_share, "verdict": found.verdict}
+            self.say({"kind": "probability", **told})
+            if found.trusted:
+                return
 
     def _tell_progress(self, label: str, share: float) -> None:
         """``left`` are seconds, once there is something to go by."""

@@ -1,6 +1,7 @@
 """A process that computes for the page: it reads orders from its input, and writes what happens, one JSON line each.
 
-An order is {"number", "kind", "form"}, and its last line is END. {"stop": number} interrupts the work on that order as
+The first line is END, once everything is loaded. An order is {"number", "kind", "form"}, and its last line is END, too.
+{"stop": number} interrupts the work on that order as
 Ctrl-C would, whatever it is at. When the input ends, so does the process.
 """
 
@@ -45,6 +46,7 @@ class _Worker:
     def run(self) -> None:
         threading.Thread(target=self._listen, daemon=True).start()
         makers = _load_makers()
+        self.out.write(END)
         while True:
             order = self.orders.get()
             with contextlib.suppress(KeyboardInterrupt):

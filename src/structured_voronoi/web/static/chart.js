@@ -2,7 +2,7 @@
 
 import { drawn } from "./dom.js";
 
-const LEFT = 46, RIGHT = 88, TOP = 8, BOTTOM = 26;
+const LEFT = 46, RIGHT = 96, TOP = 8, BOTTOM = 26;
 
 export class Chart {
   // lines: {name: {label, kind}}; x and y: {log, from, to, empty}, where a missing end follows the data.

@@ -119,8 +119,9 @@ export function openText() {
     return row;
   }
 
-  function tellSampler() {
-    $("#sampler-words").textContent = about.samplers[form.sampler.value].words;
+  function explain() {
+    $("#model-words").textContent = capital(about.models[form.model.value]);
+    $("#sampler-words").textContent = capital(about.samplers[form.sampler.value].words);
   }
 
   // ---- the run
@@ -153,7 +154,7 @@ export function openText() {
     if (!running) draw();
   });
   form.addEventListener("input", remember);
-  form.sampler.addEventListener("change", () => tellSampler());
+  form.addEventListener("change", explain);
   $("#stop").addEventListener("click", () => running?.abort());
   $("#add-control").addEventListener("click", () => {
     addControl({ kind: "keyword", value: "", weight: 1, negated: false }).querySelector("select").focus();
@@ -165,7 +166,7 @@ export function openText() {
     if (!answer.ok) throw new Error((await answer.json()).error);
     about = await answer.json();
     $("#version").textContent = `structured-voronoi ${about.version}`;
-    form.model.replaceChildren(...Object.entries(about.models).map(([name, words]) => element("option", { value: name }, `${name}: ${words}`)));
+    form.model.replaceChildren(...Object.keys(about.models).map((name) => element("option", {}, name)));
     form.sampler.replaceChildren(...Object.entries(about.samplers).map(([name, { is_exact: isExact }]) => element("option", { value: name }, isExact ? name : `${name} (not exact)`)));
     arrive();
   }
@@ -175,7 +176,7 @@ export function openText() {
     const given = readAddress("text");
     if (given) read(given);
     else if (!$("#controls").children.length) addControl(FIRST_CONTROL);
-    tellSampler();
+    explain();
     remember();
   }
 
@@ -199,6 +200,7 @@ class Run {
     $("#texts tbody").replaceChildren();
     $("#said").replaceChildren();
     $("#chains").replaceChildren();
+    $("#verdict").textContent = "";
     for (const id of ["figures", "chains-section", "probability"]) $(`#${id}`).hidden = true;
     $("#no-texts").hidden = false;
     $("#copy").disabled = $("#download").disabled = true;
@@ -276,7 +278,7 @@ class Run {
     const entries = { "P(controls)": words, "Effective share": share(worth) };
     $("#probability").replaceChildren(...Object.entries(entries).map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
     $("#probability").hidden = false;
-    $("#said").append(element("li", {}, capital(verdict)));
+    $("#verdict").textContent = capital(verdict);
   }
 
   // Chains that were stopped on their way are kept, and say so.
