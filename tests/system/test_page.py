@@ -348,16 +348,17 @@ def test_time_and_places_are_limited() -> None:
         assert {event["kind"] for event in first} == {"waiting"}
         turns = [asyncio.create_task(anext(one)) for one in waiting]
         await asyncio.sleep(0)
-        assert pool._waiting == pools.MOST_WAITING
+        assert pool._waiting == {"turn": pools.MOST_WAITING, "place": 0}
         with pytest.raises(Busy, match="try again"):
             await anext(pool.run("race", Race(**SCENE)))
+        assert await lines_of(pool, "check", ControlForm(kind="regex", value="a")) == [{"kind": "checked"}]
         for turn in turns[1:]:
             turn.cancel()
         await lines.aclose()
         assert json.loads(await turns[0])["kind"] in ("divergence", "points")
         await waiting[0].aclose()
         await settled(pool)
-        assert pool._waiting == 0
+        assert pool._waiting == {"turn": 0, "place": 0}
         assert not pool._turns.locked()
         await pool.close()
 

@@ -15,7 +15,7 @@ import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any
+from typing import Any, Literal
 
 from structured_voronoi.web.forms import Form
 from structured_voronoi.web.worker import END
@@ -25,6 +25,7 @@ LONG = ("text", "race")
 MOMENTS = 10.0
 """Seconds that any other may take."""
 MOST_WAITING = 16
+"""Long jobs that may wait for their turn, and others that may wait for a process."""
 LOADING = 120.0
 """Seconds in which a process must have loaded what it needs, which takes about three."""
 GRACE = 5.0
@@ -115,12 +116,12 @@ class Pool:
     seconds: float = 600.0
     _idle: list[_Process] = field(default_factory=list)
     _busy: list[_Process] = field(default_factory=list)
-    _waiting: int = 0
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._turns = asyncio.Semaphore(self.jobs)
         self._places = asyncio.Semaphore(self.jobs + 1)
+        self._waiting = {"turn": 0, "place": 0}
 
     async def open(self) -> None:
         """Start a process for a long job, then one for moments, so that the first of them need not wait."""
@@ -136,14 +137,16 @@ class Pool:
     async def run(self, kind: str, form: Form) -> AsyncGenerator[bytes]:
         """The lines of a job, as they come; an empty one now and then, where nothing else comes."""
         is_long = kind in LONG
-        if self._waiting >= MOST_WAITING:
-            raise Busy(f"{self.jobs} jobs are running and {self._waiting} are waiting; try again in a moment")
-        if is_long and self._turns.locked():
-            yield _line(kind="waiting", before=self._waiting)
+        waiting = self._waiting["turn" if is_long else "place"]
+        if waiting >= MOST_WAITING:
+            raise Busy(f"the server is busy, and {waiting} others wait already; try again in a moment")
         turn = self._turns if is_long else None
-        await self._wait_for(turn)
+        if turn is not None:
+            if turn.locked():
+                yield _line(kind="waiting", before=waiting)
+            await self._wait_for(turn, "turn")
         try:
-            await self._wait_for(self._places)
+            await self._wait_for(self._places, "place")
         except BaseException:
             if turn is not None:
                 turn.release()
@@ -175,14 +178,12 @@ class Pool:
         if len(self._idle) + len(self._busy) < 2:
             self._idle.append(await _Process.start(self._threads))
 
-    async def _wait_for(self, semaphore: asyncio.Semaphore | None) -> None:
-        if semaphore is None:
-            return
-        self._waiting += 1
+    async def _wait_for(self, semaphore: asyncio.Semaphore, kind: Literal["turn", "place"]) -> None:
+        self._waiting[kind] += 1
         try:
             await semaphore.acquire()
         finally:
-            self._waiting -= 1
+            self._waiting[kind] -= 1
 
     async def _stop(self, process: _Process, turn: asyncio.Semaphore | None) -> None:
         """Interrupt the job, or end its process."""

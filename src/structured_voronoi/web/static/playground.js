@@ -60,7 +60,7 @@ export function openPlayground() {
     while (layers.knobs.children.length < scene.points.length) layers.knobs.append(makeKnob(layers.knobs.children.length));
     scene.points.forEach(([x, y], i) => {
       const knob = layers.knobs.children[i], percent = `${(100 * shares()[i]).toFixed(0)} %`;
-      set(knob, { transform: `translate(${x} ${-y})`, "aria-label": `Token ${letter(i)} at ${x.toFixed(2)}, ${y.toFixed(2)}, probability ${percent}` });
+      set(knob, { transform: `translate(${x} ${-y})`, "aria-label": `${letter(i)} ${percent}, token at ${x.toFixed(2)}, ${y.toFixed(2)}` });
       knob.lastChild.textContent = `${letter(i)} ${percent}`;
     });
   }
