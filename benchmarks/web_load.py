@@ -2,7 +2,8 @@
 
 Each client does what people do, in an order of its own: it loads the page, asks for trajectories, has controls checked,
 draws texts, runs samplers side by side, and often leaves in the middle. Every request must be answered in full or be
-refused with a reason, and memory must come back to what it was. Prints one JSON object.
+refused with a reason, and memory must come back to what it was: that after a first visit as large as the second, in
+which all processes start and load what they need. Prints one JSON object about the second.
 """
 
 from __future__ import annotations
@@ -25,13 +26,11 @@ from typing import Any
 import httpx2
 
 CLIENTS, SECONDS = 50, 60.0
-FIRST_CLIENTS, FIRST_SECONDS = 8, 20.0
-"""Of a first visit, after which all processes are there and have loaded what they need."""
 SETTLING = 15.0
 """Seconds after which the jobs that clients have left must be over."""
 SCENE = {"points": [[-1.2, 0.9], [0.1, 1.3], [1.4, 0.4], [0.3, -0.2]], "weights": [5, 20, 30, 8]}
 COMMAND = "from structured_voronoi.cli import main; main()"
-FILES = ("", *(f"{name}.js" for name in "main dom stream plane chart playground race text".split()), "style.css")
+FILES = ("", "style.css", *(f"{name}.js" for name in ("main", "dom", "stream", "plane", "chart", "race", "text")))
 TEXTS = {"n": 2, "sampler": "rejection", "length": 40, "controls": [{"kind": "keyword", "value": "restaurant"}]}
 WAYS = {
     "page": 3,
@@ -49,7 +48,8 @@ async def main(clients: int, seconds: float) -> None:
         limits = httpx2.Limits(max_connections=clients + 4)
         headers = {"origin": address}
         async with httpx2.AsyncClient(base_url=address, headers=headers, timeout=300, limits=limits) as client:
-            await visit(client, FIRST_CLIENTS, min(seconds, FIRST_SECONDS), Counter(), {})
+            fresh = memory(server)
+            await visit(client, clients, seconds, Counter(), {})
             before = memory(server)
             found: Counter[str] = Counter()
             longest: dict[str, float] = {}
@@ -61,6 +61,7 @@ async def main(clients: int, seconds: float) -> None:
         "seconds": seconds,
         "answers": dict(sorted(found.items())),
         "longest_seconds": {way: round(time, 2) for way, time in sorted(longest.items())},
+        "megabytes_fresh": fresh,
         "megabytes_before": before,
         "megabytes_after": after,
         "change": round(after / before - 1, 3),

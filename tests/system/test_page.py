@@ -7,6 +7,8 @@ import json
 import os
 import signal
 import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -292,42 +294,60 @@ async def lines_of(pool: Pool, kind: str, form: Any, most: int = 10**6) -> list[
     return found
 
 
+@asynccontextmanager
+async def open_pool(**settings: Any) -> AsyncIterator[Pool]:
+    """Its processes are ended whatever happens."""
+    pool = Pool(**settings)
+    try:
+        yield pool
+    finally:
+        await pool.close()
+
+
 async def settled(pool: Pool) -> None:
     while pool._tasks:
-        await asyncio.gather(*pool._tasks)
+        await asyncio.gather(*pool._tasks, return_exceptions=True)
 
 
 def test_jobs_end_with_their_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process is used again after an interruption; one that does not heed it is replaced; a dead one says so."""
+    """Or if they do not read. A process is used again, unless it heeds no interruption; a dead one is told of."""
     monkeypatch.setattr(pools, "GRACE", 30.0)
 
     async def scenario() -> None:
-        pool = Pool(jobs=1)
-        pool._idle.append(await pools._Process.start(1))
-        first = pool._idle[0].process.pid
-        left = await lines_of(pool, "text", ENDLESS, most=3)
-        assert left[0]["kind"] == "phase"
-        await settled(pool)
-        assert [idle.process.pid for idle in pool._idle] == [first]
-        assert (await lines_of(pool, "check", ControlForm(kind="regex", value="(a")))[0]["kind"] == "error"
-        assert await lines_of(pool, "check", ControlForm(kind="regex", value="a")) == [{"kind": "checked"}]
+        async with open_pool(jobs=1) as pool:
+            pool._idle.append(await pools._Process.start(1))
+            first = pool._idle[0].process.pid
+            left = await lines_of(pool, "text", ENDLESS, most=3)
+            assert left[0]["kind"] == "phase"
+            await settled(pool)
+            assert [idle.process.pid for idle in pool._idle] == [first]
+            monkeypatch.setattr(pools, "MOST_UNREAD", 4)
+            unread = pool.run("text", ENDLESS)
+            await anext(unread)
+            await settled(pool)
+            assert [idle.process.pid for idle in pool._idle] == [first]
+            assert "did not keep up" in [json.loads(line) async for line in unread if line][-1]["words"]
+            monkeypatch.undo()
+            monkeypatch.setattr(pools, "GRACE", 30.0)
 
-        monkeypatch.setattr(pools, "GRACE", 0.5)
-        lines = pool.run("text", ENDLESS)
-        await anext(lines)
-        os.kill(first, signal.SIGSTOP)
-        await lines.aclose()
-        await settled(pool)
-        assert pool._idle == []
+            assert (await lines_of(pool, "check", ControlForm(kind="regex", value="(a")))[0]["kind"] == "error"
+            assert await lines_of(pool, "check", ControlForm(kind="regex", value="a")) == [{"kind": "checked"}]
 
-        lines = pool.run("race", Race(**SCENE))
-        await anext(lines)
-        os.kill(pool._busy[0].process.pid, signal.SIGKILL)
-        rest = [json.loads(line) async for line in lines if line]
-        assert "has ended" in rest[-1]["words"]
-        await settled(pool)
-        assert pool._busy == []
-        await pool.close()
+            monkeypatch.setattr(pools, "GRACE", 0.5)
+            lines = pool.run("text", ENDLESS)
+            await anext(lines)
+            os.kill(first, signal.SIGSTOP)
+            await lines.aclose()
+            await settled(pool)
+            assert pool._idle == []
+
+            lines = pool.run("race", Race(**SCENE))
+            await anext(lines)
+            os.kill(pool._busy[0].process.pid, signal.SIGKILL)
+            rest = [json.loads(line) async for line in lines if line]
+            assert "has ended" in rest[-1]["words"]
+            await settled(pool)
+            assert pool._busy == []
 
     asyncio.run(scenario())
 
@@ -336,31 +356,30 @@ def test_time_and_places_are_limited() -> None:
     """A job that takes too long is stopped; another waits for its turn; too many are refused."""
 
     async def scenario() -> None:
-        pool = Pool(jobs=1, seconds=0.5)
-        found = await lines_of(pool, "text", ENDLESS)
-        assert "longer than the server allows" in found[-1]["words"]
-        await settled(pool)
-        pool.seconds = 60
-        lines = pool.run("text", ENDLESS)
-        await anext(lines)
-        waiting = [pool.run("race", Race(**SCENE)) for _ in range(pools.MOST_WAITING)]
-        first = [json.loads(await anext(one)) for one in waiting]
-        assert {event["kind"] for event in first} == {"waiting"}
-        turns = [asyncio.create_task(anext(one)) for one in waiting]
-        await asyncio.sleep(0)
-        assert pool._waiting == {"turn": pools.MOST_WAITING, "place": 0}
-        with pytest.raises(Busy, match="try again"):
-            await anext(pool.run("race", Race(**SCENE)))
-        assert await lines_of(pool, "check", ControlForm(kind="regex", value="a")) == [{"kind": "checked"}]
-        for turn in turns[1:]:
-            turn.cancel()
-        await lines.aclose()
-        assert json.loads(await turns[0])["kind"] in ("divergence", "points")
-        await waiting[0].aclose()
-        await settled(pool)
-        assert pool._waiting == {"turn": 0, "place": 0}
-        assert not pool._turns.locked()
-        await pool.close()
+        async with open_pool(jobs=1, seconds=0.5) as pool:
+            found = await lines_of(pool, "text", ENDLESS)
+            assert "longer than the server allows" in found[-1]["words"]
+            await settled(pool)
+            pool.seconds = 60
+            lines = pool.run("text", ENDLESS)
+            await anext(lines)
+            waiting = [pool.run("race", Race(**SCENE)) for _ in range(pools.MOST_WAITING)]
+            first = [json.loads(await anext(one)) for one in waiting]
+            assert {event["kind"] for event in first} == {"waiting"}
+            turns = [asyncio.create_task(anext(one)) for one in waiting]
+            await asyncio.sleep(0)
+            assert pool._waiting == {"turn": pools.MOST_WAITING, "place": 0}
+            with pytest.raises(Busy, match="try again"):
+                await anext(pool.run("race", Race(**SCENE)))
+            assert await lines_of(pool, "check", ControlForm(kind="regex", value="a")) == [{"kind": "checked"}]
+            for turn in turns[1:]:
+                turn.cancel()
+            await lines.aclose()
+            assert json.loads(await turns[0])["kind"] in ("divergence", "points")
+            await waiting[0].aclose()
+            await settled(pool)
+            assert pool._waiting == {"turn": 0, "place": 0}
+            assert not pool._turns.locked()
 
     asyncio.run(scenario())
 

@@ -62,15 +62,10 @@ def serve(
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """The socket, bound before anything else is started."""
+    """The socket, bound before anything else is started: whoever comes before the server is up waits for it."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, kind, protocol)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen()  # whoever comes before the server is up waits for it
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise SamplingError(
             f"{host}:{port} cannot be listened at ({error.strerror}); choose another --port, or --port 0 for a free one"
         ) from error
-    return listening

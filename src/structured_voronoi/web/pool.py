@@ -32,7 +32,8 @@ GRACE = 5.0
 """Seconds in which a process must heed an interruption."""
 HEARTBEAT = 2.0
 """Seconds of silence after which a client is told that the job goes on."""
-LONGEST_LINE = 2**22
+LONGEST_LINE, MOST_UNREAD = 2**22, 500
+"""Bytes of a line, and lines of a job that its client has not read."""
 MOST_ORDERS = 500
 """Of one process, which then makes way for a fresh one."""
 
@@ -129,10 +130,12 @@ class Pool:
         self._in_background(self._start_another(self._idle[0]))
 
     async def close(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
+        """End all processes, and then what waits for them."""
         await asyncio.gather(*(process.end() for process in [*self._idle, *self._busy]))
-        self._idle, self._busy = [], []
+        while self._tasks:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def run(self, kind: str, form: Form) -> AsyncGenerator[bytes]:
         """The lines of a job, as they come; an empty one now and then, where nothing else comes."""
@@ -151,26 +154,44 @@ class Pool:
             if turn is not None:
                 turn.release()
             raise
+        lines: asyncio.Queue[bytes | None] = asyncio.Queue()
+        work = self._in_background(self._work(kind, form, lines, turn))
+        try:
+            while (line := await lines.get()) is not None:
+                yield line
+        finally:
+            work.cancel()
+
+    async def _work(
+        self, kind: str, form: Form, lines: asyncio.Queue[bytes | None], turn: asyncio.Semaphore | None
+    ) -> None:
+        """Do a job, whether or not its lines are read: a client that does not read them must not hold a process."""
         process: _Process | None = None
         try:
             process = self._idle.pop() if self._idle else await _Process.start(self._threads)
             self._busy.append(process)
             await asyncio.shield(process.loading)
             process.order(kind, form)
-            async for line in _read_until(process, monotonic() + (self.seconds if is_long else MOMENTS)):
-                yield line
+            async for line in _read_until(process, monotonic() + (MOMENTS if turn is None else self.seconds)):
+                lines.put_nowait(line)
+                if lines.qsize() >= MOST_UNREAD:
+                    lines.put_nowait(_line(kind="error", words="the page did not keep up, and this was stopped"))
+                    return
         except (EOFError, TimeoutError):
-            yield _line(kind="error", words="the process that computed this has ended, perhaps for want of memory")
+            words = "the process that computed this has ended, perhaps for want of memory; try again"
+            lines.put_nowait(_line(kind="error", words=words))
         finally:
+            lines.put_nowait(None)
             if process is None or not process.loading.done() or not process.is_at_work:
                 self._put_back(process, turn)
             else:
                 self._in_background(self._stop(process, turn))
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _start_another(self, first: _Process) -> None:
         """Once the first is loaded: two at a time would only slow each other down."""
@@ -219,7 +240,8 @@ async def _read_until(process: _Process, deadline: float) -> AsyncIterator[bytes
             yield _line(kind="error", words="this took longer than the server allows and was stopped; ask for less")
             return
         try:
-            line = await asyncio.wait_for(process.read(), min(left, HEARTBEAT))
+            async with asyncio.timeout(min(left, HEARTBEAT)):  # wait_for would lose a cancellation that meets a line
+                line = await process.read()
         except TimeoutError:
             yield b""
             continue
