@@ -1,13 +1,17 @@
-"""A progress bar on a terminal; silence in pipes and in CI."""
+"""A progress bar on a terminal; silence in pipes and in CI; or somebody else who listens."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Protocol
+
+Listener = Callable[[str, int, int], None]
+"""Told what is being done, how many of its steps are, and how many there are."""
+_listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 
 def is_watched() -> bool:
@@ -35,8 +39,22 @@ def show_note(note: str) -> None:
 
 
 @contextlib.contextmanager
+def heard_by(listener: Listener) -> Iterator[None]:
+    """Within it progress is told to the listener instead of being shown on a terminal."""
+    before = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(before)
+
+
+@contextlib.contextmanager
 def progress_bar(total: int, show: bool, label: str = "sampling") -> Iterator[Tick]:
     """Yields a function to call after each step; the bar shows the time left and the last note."""
+    listener = _listener.get()
+    if show and listener is not None:
+        yield _telling(listener, label, total)
+        return
     if not (show and is_watched()):
         yield silence
         return
@@ -69,3 +87,16 @@ def progress_bar(total: int, show: bool, label: str = "sampling") -> Iterator[Ti
             yield tick
         finally:
             _SHOWN.reset(before)
+
+
+def _telling(listener: Listener, label: str, total: int) -> Tick:
+    """A tick that tells a listener, once at the beginning and after each step."""
+    done = 0.0
+
+    def tick(note: str = "", steps: float = 1) -> None:
+        nonlocal done
+        done += steps
+        listener(label, round(done), total)
+
+    listener(label, round(done), total)
+    return tick

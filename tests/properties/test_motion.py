@@ -11,7 +11,7 @@ from torch import Tensor
 import structured_voronoi as sv
 from helpers import PROPERTY, boxed_target, energy_error, journey, outside, round_trip_failures, svs_of
 from structured_voronoi.geometry import motion
-from structured_voronoi.geometry.motion import Journey, Particle, travel
+from structured_voronoi.geometry.motion import Journey, Particle, legs, travel
 from structured_voronoi.verify.twins import DividedBySquare, OutwardOnly
 
 KINDS = ["open", "closed", "uniform"]
@@ -149,3 +149,21 @@ def test_points_stay_in_the_cells_of_their_tokens(kind: str, seed: int, tokens: 
     assert outside(there.cells, end) < 1e-9
     if kind == "uniform":
         assert ((end.x >= there.flow.low - 1e-9) & (end.x <= there.flow.high + 1e-9)).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@PROPERTY
+@given(seed=st.integers(0, 10**6), tokens=st.integers(2, 8), length=st.integers(1, 3))
+def test_legs_tell_where_a_trajectory_goes(kind: str, seed: int, tokens: int, length: int) -> None:
+    """They join without a gap, keep the energy, end where `travel` does, and meet as many walls of each kind."""
+    there = journey(svs_of(kind, turn=2.0), boxed_target(seed, tokens, length, 2, field_sd=0.5), seed, chains=1)
+    told, (end, tally, _) = list(legs(there)), travel(there)
+    assert torch.stack([there.energy(leg.begin) for leg in told]).std(correction=0) < 1e-9
+    for leg, following in zip(told, [*(leg.begin for leg in told[1:]), end], strict=True):
+        reached, _ = there.flow.advance(leg.begin, torch.tensor([leg.time], dtype=torch.float64))
+        assert torch.allclose(reached, following.x, atol=1e-9)
+    met = [leg.meets for leg in told]
+    assert (met.count("refraction"), met.count("reflection")) == (int(tally.crossings), int(tally.reflections))
+    assert len([leg for leg in told if leg.wall >= 0]) == int(tally.events)
+    assert met.count("end") == 1
+    assert torch.equal(told[-1].begin.cell, end.cell)

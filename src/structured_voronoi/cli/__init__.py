@@ -30,6 +30,7 @@ COMMANDS = (
     (app, "sample", "sample:sample", "Draw texts from a language model, under control if you like."),
     (app, "probability", "probability:probability", "Estimate how probable it is that a model satisfies controls."),
     (app, "diagnose", "diagnose:diagnose", "Say whether a run can be trusted, from what it wrote."),
+    (app, "serve", "serve:serve", "Show the page: trajectories among cells, and texts under control by clicking."),
     (app, "verify", "verify:verify", "Check every sampler against targets whose truth is known."),
     (app, "reproduce", "reproduce:reproduce", "Reproduce a table or figure of the paper, or one of ours."),
     (app, "ls", "ls:ls", "List models, samplers, targets, controls and experiments."),

@@ -6,8 +6,8 @@ reversal. See docs/method.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -174,6 +174,46 @@ def travel(journey: Journey, memo: Memo | None = None) -> tuple[Particle, Tally,
     events, evaluations, crossings, reflections, nonfinite = motion.counts.unbind(-1)
     crossings = torch.where(abandoned, 0, crossings)  # all undone
     return end, Tally(events, evaluations, crossings, reflections, nonfinite, abandoned), motion.memo
+
+
+Meeting = Literal["refraction", "reflection", "passage", "end"]
+"""The token changes, the point turns back, it passes a gate unchanged, or its time is over."""
+
+
+class Leg(NamedTuple):
+    """A part of one chain's trajectory, from one event to the next."""
+
+    begin: Particle
+    time: float
+    """How long it takes."""
+    meets: Meeting
+    wall: int
+    """The cell whose bisector with the present one is met at the end; -1 for a side of the box, or for nothing."""
+
+
+def legs(journey: Journey) -> Iterator[Leg]:
+    """The trajectory of a single chain, leg by leg: the motion of `travel`, for those who want to see it.
+
+    One that `travel` abandons stops at its last event and has no end.
+    """
+    motion, rows = _Motion(journey, None), torch.zeros_like(journey.start.cell[:, 0])
+    begin, remaining = journey.start, journey.duration
+    while len(rows):
+        hit = motion.flow.next(motion.cells, motion.p, motion.remaining, motion.cursor, motion.walls)
+        time = hit.time.minimum(motion.remaining)  # since the momentum last changed
+        x, r = motion.flow.advance(motion.p, time)
+        left, counts = motion.remaining - time, motion.counts.clone()
+        rows = motion.to_next_event(rows)
+        if int(motion.met) > journey.max_events:
+            return
+        _, _, crossings, reflections, _ = (motion.counts - counts)[0].tolist()
+        meets: Meeting = "refraction" if crossings else "reflection" if reflections else "passage"
+        if len(rows):
+            yield Leg(begin, float(remaining - left), meets, max(int(hit.cell), -1))
+        else:
+            yield Leg(begin, float(remaining), "end", -1)
+        now = motion.p._replace(x=x, r=r) if meets == "passage" else motion.p
+        begin, remaining = Particle(*(part.clone() for part in now)), left
 
 
 SETTLING_TRAJECTORIES = 15

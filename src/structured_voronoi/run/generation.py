@@ -30,7 +30,15 @@ from structured_voronoi.run.presets import (
     plan_texts,
     total_steps,
 )
-from structured_voronoi.run.texts import Batch, Text, closing_line, closing_warnings, draw_for_prompts, draw_texts
+from structured_voronoi.run.texts import (
+    Batch,
+    Text,
+    Watcher,
+    closing_line,
+    closing_warnings,
+    draw_for_prompts,
+    draw_texts,
+)
 from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.ending import Ends
 from structured_voronoi.targets.language_model import LanguageModel
@@ -201,7 +209,7 @@ def _check_control(control: Control, others: Mapping[Control, float]) -> None:
         )
 
 
-def fulfil(request: Request, say: Say, conclude: Say) -> Generator[Batch]:
+def fulfil(request: Request, say: Say, conclude: Say, watcher: Watcher | None = None) -> Generator[Batch]:
     """The texts of a request, batch by batch; every prompt is looked at before the first text is drawn."""
     with contextlib.ExitStack() as stack:
         kept = None
@@ -216,7 +224,7 @@ def fulfil(request: Request, say: Say, conclude: Say) -> Generator[Batch]:
         if kept is not None:
             kept.begin("texts", bind(targets[0]), _described(request, models[0]))
         done, all_texts = 0, request.n * len(models)
-        for batch in _draw(request, targets, models, say, conclude, kept, stack):
+        for batch in _draw(request, targets, models, say, conclude, kept, stack, watcher):
             done += len(batch.texts)
             if kept is not None and not kept.is_finished and (done == all_texts or kept.is_due):
                 kept.save(done, all_texts, "texts")
@@ -240,6 +248,7 @@ def _draw(
     conclude: Say,
     kept: Checkpoint | None,
     stack: contextlib.ExitStack,
+    watcher: Watcher | None,
 ) -> Iterator[Batch]:
     """The texts, prompt by prompt or for many prompts together; what was kept comes from there."""
     plan = plan_prompt(request, targets[0], kept, 0)
@@ -264,9 +273,12 @@ def _draw(
     for number, (target, model) in enumerate(zip(targets, models, strict=True)):
         if number:
             plan = plan_prompt(request, target, kept, number)
+        if watcher is not None:
+            watcher.planned(target, plan)
         first, batches, label = number * request.n, [], f"prompt {number + 1} of {len(models)}: "
         label = label if len(models) > 1 else ""
-        for batch in draw_texts(target, plan, request.n, request.seed, request.start, progress, first, label, kept):
+        asked = (request.n, request.seed, request.start, progress)
+        for batch in draw_texts(target, plan, *asked, first, label, kept, watcher):
             batches.append(batch)
             yield batch
         conclude(f"{label}{closing_line(batches, plan, model)}")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby, islice
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -81,6 +81,16 @@ class Batch(NamedTuple):
         return cls(**{**parts, "texts": texts, "info": info})
 
 
+class Watcher(Protocol):
+    """Somebody who looks on while texts are drawn, and changes nothing."""
+
+    def planned(self, target: LanguageModel | Controlled, plan: Plan) -> None:
+        """Before the first text."""
+
+    def moved(self, target: LanguageModel | Controlled, chains: range, tokens: Tensor, info: Info) -> None:
+        """After every step of some chains."""
+
+
 def draw_texts(
     target: LanguageModel | Controlled,
     plan: Plan,
@@ -91,12 +101,13 @@ def draw_texts(
     first_chain: int = 0,
     label: str = "",
     kept: Checkpoint | None = None,
+    watcher: Watcher | None = None,
 ) -> Iterator[Batch]:
     """``count`` texts, each from a chain of its own; they come in batches, those that were kept first."""
     for numbers in batches_of_chains(plan, first_chain, count, 1 if kept is None else kept.split):
         shown = f"{label}texts to {numbers.stop - first_chain} of {count}"
         with progress_bar(plan.steps, progress, shown) as tick:
-            batch = draw_batch(target, plan, numbers, seed, start, tick, kept)
+            batch = draw_batch(target, plan, numbers, seed, start, tick, kept, watcher)
         yield batch
 
 
@@ -108,9 +119,10 @@ def draw_batch(
     start: Start,
     tick: Tick,
     kept: Checkpoint | None,
+    watcher: Watcher | None = None,
 ) -> Batch:
     """One text from each of these chains, which may have been kept."""
-    draw = partial(_advance_chains, target, plan, numbers, seed, start, tick, kept)
+    draw = partial(_advance_chains, target, plan, numbers, seed, start, tick, kept, watcher)
     return _kept_or_drawn(kept, name_of_batch(numbers[0]), draw)
 
 
@@ -132,6 +144,7 @@ def _advance_chains(
     start: Start,
     tick: Tick,
     kept: Checkpoint | None,
+    watcher: Watcher | None,
 ) -> Batch:
     """One text from each of the chains; where they are is kept every now and then."""
     problem = bind(target)
@@ -141,9 +154,11 @@ def _advance_chains(
     bookmark = None if kept is None else kept.bookmark(name_of_place(numbers[0]), chains)
     if bookmark is not None and (counted := bookmark.resume()):
         energies, total = list(counted["energies"].cpu()), restored_info(counted["total"])
-    for _, info in islice(chains, plan.steps - len(energies)):
+    for state, info in islice(chains, plan.steps - len(energies)):
         energies.append(widened(info.energy).cpu())
         total = info if total is None else merge_infos(total, info)
+        if watcher is not None:
+            watcher.moved(target, numbers, state.tokens, info)
         tick(f"energy {float(info.energy.mean()):.2f}")
         if kept is not None and bookmark is not None and len(energies) < plan.steps and kept.is_due:
             bookmark.put({"energies": torch.stack(energies), "total": total._asdict()})

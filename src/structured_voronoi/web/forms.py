@@ -1,0 +1,149 @@
+"""What a client may ask for, and how much of it: every limit of the page.
+
+There is no way to name a file or a Python function: models and controls come from lists.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from structured_voronoi.controls import bundled_controls
+from structured_voronoi.models.fetching import WHEELS, model_folder
+from structured_voronoi.run.presets import DEFAULT_LENGTH, TEXT_SAMPLERS
+
+PATTERNS = {
+    "keyword": "a word or phrase",
+    "regex": "a regular expression that matches somewhere in the text",
+    "words": "so many words: 5..12, ..12, 5.. or 5",
+    "characters": "so many characters: ..80",
+    "only": "no words but these: the,pub,is",
+}
+"""The controls that are not classifiers; what they say can be negated."""
+LEAST_GAP = 0.05
+"""Points of the playground must not lie upon each other."""
+
+Coordinate = Annotated[float, Field(ge=-2, le=2)]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Words = Annotated[str, Field(max_length=2000)]
+
+
+class Form(BaseModel):
+    """Fields that are not known are refused, as are infinities."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Scene(Form):
+    """Cells in the plane with probabilities ∝ weights, and how SVS moves in them."""
+
+    points: Annotated[list[tuple[Coordinate, Coordinate]], Field(min_length=3, max_length=12)]
+    weights: Annotated[list[Annotated[float, Field(ge=0.01, le=1000)]], Field(min_length=3, max_length=12)]
+    walls: Literal["open", "closed", "equal"] = "open"
+    """Open; closed, with the masses of cells estimated; or closed, with masses taken to be equal, as in the paper."""
+    scale: Annotated[float, Field(ge=0.05, le=3)] = 0.5
+    turn: Annotated[float, Field(ge=0.1, le=6)] = 1.0
+    guidance: Annotated[float, Field(ge=0, le=2)] = 0.0
+    seed: Seed = 0
+
+    @model_validator(mode="after")
+    def _check_points(self) -> Self:
+        if len(self.weights) != len(self.points):
+            raise ValueError(f"there are {len(self.weights)} weights for {len(self.points)} points; give one for each")
+        for a, b in combinations(self.points, 2):
+            if math.dist(a, b) < LEAST_GAP:
+                raise ValueError(f"the points {a} and {b} lie upon each other; draw them apart")
+        return self
+
+
+class Trajectories(Scene):
+    """Some trajectories of SVS, one after the other."""
+
+    start: Annotated[int, Field(ge=0)] = 0
+    """The cell in which the first one begins."""
+    count: Annotated[int, Field(ge=1, le=40)] = 10
+
+    @model_validator(mode="after")
+    def _check_start(self) -> Self:
+        if self.start >= len(self.points):
+            raise ValueError(f"start = {self.start} is no cell; there are {len(self.points)}, counted from 0")
+        return self
+
+
+class Race(Scene):
+    """Several samplers side by side."""
+
+    step_size: Annotated[float, Field(ge=0.05, le=4)] = 1.0
+    """Of the samplers that have one."""
+    chains: Annotated[int, Field(ge=8, le=2048)] = 1024
+    steps: Annotated[int, Field(ge=10, le=1000)] = 150
+
+
+class ControlForm(Form):
+    """A control by its kind: a bundled classifier with one of its labels, or a pattern."""
+
+    kind: Annotated[str, Field(max_length=40)]
+    value: Annotated[str, Field(min_length=1, max_length=200)]
+    negated: bool = False
+    weight: Annotated[float, Field(ge=0, le=100)] = 1.0
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> Self:
+        labels = bundled_controls()
+        if self.kind in labels:
+            if self.value not in labels[self.kind]:
+                raise ValueError(f"{self.kind} has no label {self.value!r}; choose from {', '.join(labels[self.kind])}")
+            if self.negated:
+                raise ValueError(f"{self.kind} is a classifier and has no opposite; use another of its labels")
+        elif self.kind not in PATTERNS:
+            raise ValueError(f"there is no control {self.kind!r}; choose from {', '.join([*labels, *PATTERNS])}")
+        return self
+
+    @property
+    def written(self) -> str:
+        """As on the command line."""
+        return f"{'not ' * self.negated}{self.kind}={self.value}@{self.weight!r}"
+
+
+class TextForm(Form):
+    """Texts of a language model."""
+
+    model: Annotated[str, Field(max_length=40)] = "bundled"
+    prompt: Words = ""
+    chat: bool = False
+    system: Words = ""
+    ends: Literal["anywhere", "at-length", "never"] = "anywhere"
+    stop: Annotated[list[Annotated[str, Field(min_length=1, max_length=40)]], Field(max_length=4)] = []
+    length: Annotated[int, Field(ge=1, le=200)] = DEFAULT_LENGTH
+    n: Annotated[int, Field(ge=1, le=64)] = 8
+    sampler: Annotated[str, Field(max_length=40)] = "auto"
+    warmup: Annotated[int, Field(ge=0, le=1000)] | None = None
+    controls: Annotated[list[ControlForm], Field(max_length=6)] = []
+    seed: Seed = 0
+
+    @field_validator("model")
+    @classmethod
+    def _check_model(cls, name: str) -> str:
+        if name not in models():
+            raise ValueError(f"there is no model {name!r} here; choose from {', '.join(models())}")
+        return name
+
+    @field_validator("sampler")
+    @classmethod
+    def _check_sampler(cls, name: str) -> str:
+        if name not in TEXT_SAMPLERS:
+            raise ValueError(f"there is no sampler {name!r}; choose from {', '.join(TEXT_SAMPLERS)}")
+        return name
+
+
+def models() -> dict[str, str]:
+    """The language models of this machine that have a name: the bundled one, and those that were fetched."""
+    fetched = {
+        name: wheel.about
+        for name, wheel in WHEELS.items()
+        if wheel.kind == "language model" and model_folder(name).is_dir()
+    }
+    return {"bundled": "restaurant descriptions, 1.1 M parameters"} | fetched

@@ -1,0 +1,336 @@
+// The playground: a plane with draggable points, and a particle that moves as the server has computed.
+
+import { $, drawn, element, later, readAddress, set, writeAddress } from "./dom.js";
+import { bisector, drawCells, letter, onScreen } from "./plane.js";
+import { openRace } from "./race.js";
+import { events } from "./stream.js";
+
+const FIRST = {
+  points: [[-1.2, 0.9], [0.1, 1.3], [1.4, 0.4], [0.3, -0.2], [-0.7, -1.1], [1.1, -1.3]],
+  weights: [5, 20, 30, 8, 25, 12],
+  walls: "open", scale: 0.6, turn: 2, guidance: 0, step_size: 1, seed: 0,
+};
+const NUMBERS = ["scale", "turn", "guidance", "step_size", "seed"];
+const FEWEST = 3, MOST = 12, EDGE = 1.92, GAP = 0.08;
+const TRAILS = 3; // trajectories that can still be seen
+
+const meeting = {
+  refraction: (leg) => `Its energy suffices: at the wall between ${letter(leg.cell)} and ${letter(leg.wall)} the particle refracts, and the token is ${letter(leg.wall)}.`,
+  reflection: (leg) => `Too little energy for ${letter(leg.wall)}: the wall reflects, and the token stays ${letter(leg.cell)}.`,
+  passage: (leg) => `Too little energy for ${letter(leg.wall)}: an open gate lets the particle pass, and the token stays ${letter(leg.cell)}.`,
+  end: (leg) => `The trajectory ends, and ${letter(leg.cell)} is the draw. A new momentum is drawn.`,
+};
+
+export function openPlayground() {
+  const scene = structuredClone(FIRST);
+  const layers = Object.fromEntries(["cells", "gate", "trails", "knobs", "particle"].map((name) => [name, drawn("g")]));
+  const svg = $("#plane"), form = $("#scene");
+  svg.append(...Object.values(layers));
+  const particle = drawn("circle", { class: "particle", r: 0.055 });
+  layers.particle.append(particle);
+
+  const shares = () => scene.weights.map((weight) => weight / scene.weights.reduce((a, b) => a + b));
+  const show = new Show(scene, layers, particle);
+  const race = openRace(scene, shares);
+
+  const restart = later(() => {
+    writeAddress("playground", written(scene));
+    show.restart();
+  }, 60);
+
+  function changed() {
+    drawCells(layers.cells, scene.points, shares());
+    drawKnobs();
+    drawWeights();
+    $("#count").textContent = `${scene.points.length} tokens`;
+    $("#fewer").disabled = scene.points.length <= FEWEST;
+    $("#more").disabled = scene.points.length >= MOST;
+    form.walls.value = scene.walls;
+    for (const name of ["scale", "turn", "guidance", "step_size"]) {
+      (name === "step_size" ? $("#step-size") : form[name]).value = scene[name];
+      $(`[data-of=${name}]`).textContent = scene[name].toFixed(2).replace(/0$/, "");
+    }
+    show.clear();
+    race.forget();
+    restart();
+  }
+
+  function drawKnobs() {
+    while (layers.knobs.children.length > scene.points.length) layers.knobs.lastChild.remove();
+    while (layers.knobs.children.length < scene.points.length) layers.knobs.append(makeKnob(layers.knobs.children.length));
+    scene.points.forEach(([x, y], i) => {
+      const knob = layers.knobs.children[i], percent = `${(100 * shares()[i]).toFixed(0)} %`;
+      set(knob, { transform: `translate(${x} ${-y})`, "aria-label": `${letter(i)} ${percent}, token at ${x.toFixed(2)}, ${y.toFixed(2)}` });
+      knob.lastChild.textContent = `${letter(i)} ${percent}`;
+    });
+  }
+
+  function makeKnob(i) {
+    const knob = drawn("g", { class: "knob", tabindex: 0, role: "button", "data-token": i },
+      drawn("circle", { class: "halo", r: 0.15 }), drawn("circle", { r: 0.035 }), drawn("text", { y: -0.09 }));
+    const moveTo = (x, y) => {
+      const point = [x, y].map((value) => Math.round(100 * Math.min(EDGE, Math.max(-EDGE, value))) / 100);
+      if (scene.points.some((other, j) => j !== i && Math.hypot(other[0] - point[0], other[1] - point[1]) < GAP)) return;
+      scene.points[i] = point;
+      changed();
+    };
+    knob.addEventListener("pointerdown", (event) => {
+      knob.setPointerCapture(event.pointerId);
+      event.preventDefault();
+      knob.focus({ preventScroll: true, focusVisible: false });
+    });
+    knob.addEventListener("pointermove", (event) => {
+      if (!knob.hasPointerCapture(event.pointerId)) return;
+      const place = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
+      moveTo(place.x, -place.y);
+    });
+    knob.addEventListener("keydown", (event) => {
+      const way = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] }[event.key];
+      if (!way) return;
+      event.preventDefault();
+      const length = event.shiftKey ? 0.25 : 0.05, [x, y] = scene.points[i];
+      moveTo(x + way[0] * length, y + way[1] * length);
+    });
+    return knob;
+  }
+
+  function drawWeights() {
+    const home = $("#weights");
+    while (home.children.length > scene.weights.length) home.lastChild.remove();
+    while (home.children.length < scene.weights.length) {
+      const i = home.children.length;
+      const slider = element("input", { type: "range", min: 0, max: 3, step: 0.01, "aria-label": `Weight of token ${letter(i)}` });
+      slider.addEventListener("input", () => {
+        scene.weights[i] = Number((10 ** (Number(slider.value) - 1)).toPrecision(3));
+        changed();
+      });
+      home.append(element("label", {}, element("b", {}, letter(i)), slider, element("output")));
+    }
+    scene.weights.forEach((weight, i) => {
+      const [, slider, output] = home.children[i].children;
+      if (document.activeElement !== slider) slider.value = Math.log10(weight) + 1;
+      output.textContent = `${(100 * shares()[i]).toFixed(1)} %`;
+      slider.setAttribute("aria-valuetext", output.textContent);
+    });
+  }
+
+  function free() { // somewhere far from the other points
+    let best, most = -1;
+    for (let i = 0; i < 40; i++) {
+      const place = [0, 1].map(() => Math.round(100 * (Math.random() * 3.4 - 1.7)) / 100);
+      const gap = Math.min(...scene.points.map((other) => Math.hypot(other[0] - place[0], other[1] - place[1])), 9);
+      if (gap > most) [best, most] = [place, gap];
+    }
+    return best;
+  }
+
+  $("#more").addEventListener("click", () => {
+    scene.points.push(free());
+    scene.weights.push(10);
+    changed();
+  });
+  $("#fewer").addEventListener("click", () => {
+    scene.points.pop();
+    scene.weights.pop();
+    changed();
+  });
+  $("#scatter").addEventListener("click", () => {
+    const count = scene.points.length;
+    scene.points = [];
+    while (scene.points.length < count) scene.points.push(free());
+    scene.weights = scene.weights.map(() => Number((10 ** (Math.random() * 1.3 + 0.3)).toPrecision(2)));
+    changed();
+  });
+  $("#reset").addEventListener("click", () => {
+    Object.assign(scene, structuredClone(FIRST));
+    changed();
+  });
+  form.addEventListener("submit", (event) => event.preventDefault());
+  form.walls.addEventListener("change", () => {
+    scene.walls = form.walls.value;
+    changed();
+  });
+  for (const name of ["scale", "turn", "guidance"]) {
+    form[name].addEventListener("input", () => {
+      scene[name] = Number(form[name].value);
+      changed();
+    });
+  }
+  $("#step-size").addEventListener("input", (event) => {
+    scene.step_size = Number(event.target.value);
+    $("[data-of=step_size]").textContent = scene.step_size.toFixed(1);
+    race.forget();
+    writeAddress("playground", written(scene));
+  });
+
+  function arrive() {
+    const given = readAddress("playground");
+    if (given && given.toString() !== new URLSearchParams(written(scene)).toString()) {
+      Object.assign(scene, structuredClone(FIRST), read(given));
+      changed();
+    }
+    show.play(show.isWanted);
+  }
+  changed();
+  arrive();
+  return { arrive, leave: () => show.play(false, true) };
+}
+
+// The particle, its trail and its story.
+class Show {
+  constructor(scene, layers, particle) {
+    Object.assign(this, { scene, layers, particle, isWanted: !matchMedia("(prefers-reduced-motion: reduce)").matches });
+    this.isPlaying = false;
+    this.clear();
+    $("#play").addEventListener("click", () => this.play((this.isWanted = !this.isPlaying)));
+    $("#next").addEventListener("click", () => {
+      this.play((this.isWanted = false));
+      this.finishLeg();
+    });
+  }
+
+  clear() {
+    this.asking?.abort();
+    this.isReady = false;
+    this.waiting = [];
+    this.trajectory = null;
+    this.layers.trails.replaceChildren();
+    this.layers.gate.replaceChildren();
+    this.particle.setAttribute("visibility", "hidden");
+  }
+
+  restart() {
+    this.clear();
+    this.isReady = true;
+    this.cell = Math.min(this.cell ?? 0, this.scene.points.length - 1);
+    this.seed = this.scene.seed;
+    $("#story").textContent = "…";
+    this.fetch();
+  }
+
+  async fetch() {
+    const asking = (this.asking = new AbortController());
+    const { points, weights, walls, scale, turn, guidance } = this.scene;
+    const form = { points, weights, walls, scale, turn, guidance, seed: this.seed++, start: this.cell, count: 12 };
+    try {
+      for await (const event of events("api/trajectories", form, asking.signal)) {
+        if (asking.signal.aborted || event.kind !== "trajectory") continue;
+        this.cell = event.cell;
+        if (event.legs.length) this.waiting.push(event.legs);
+        if (!this.trajectory) this.begin();
+      }
+    } catch (error) {
+      $("#story").textContent = `No trajectories: ${error.message}`;
+    } finally {
+      if (this.asking === asking) this.asking = null;
+    }
+  }
+
+  begin() {
+    if (this.isReady && this.waiting.length < 5 && !this.asking) this.fetch();
+    this.trajectory = this.waiting.shift() ?? null;
+    if (!this.trajectory) return;
+    [this.leg, this.angle] = [0, 0];
+    this.path = "";
+    this.trail = drawn("g", {}, drawn("path", { class: "trail" }));
+    for (const old of this.layers.trails.children) {
+      old.classList.add("old");
+      old.firstChild.classList.add("old");
+    }
+    this.layers.trails.append(this.trail);
+    while (this.layers.trails.children.length > TRAILS) this.layers.trails.firstChild.remove();
+    this.particle.setAttribute("visibility", "visible");
+    this.draw();
+  }
+
+  place(leg, angle) {
+    return [0, 1].map((k) => leg.centre[k] + leg.a[k] * Math.cos(angle) + leg.b[k] * Math.sin(angle));
+  }
+
+  draw() {
+    const leg = this.trajectory[this.leg], at = this.place(leg, this.angle);
+    set(this.particle, { cx: at[0].toFixed(3), cy: (-at[1]).toFixed(3) });
+    this.path += `${this.path ? "L" : "M"}${onScreen(at)}`;
+    this.trail.firstChild.setAttribute("d", this.path);
+    [...this.layers.cells.children].forEach((cell, i) => cell.classList.toggle("here", i === leg.cell));
+  }
+
+  // Moves on by an angle, through as many legs as that takes.
+  advance(angle) {
+    while (this.trajectory) {
+      const leg = this.trajectory[this.leg], left = leg.angle - this.angle, step = Math.min(angle, left, 0.05);
+      this.angle += step;
+      angle -= step;
+      this.draw();
+      if (this.angle >= leg.angle - 1e-12) this.meet(leg);
+      if (angle <= 1e-12) return;
+    }
+    this.begin();
+  }
+
+  finishLeg() {
+    if (!this.trajectory) this.begin();
+    if (!this.trajectory) return;
+    const leg = this.trajectory[this.leg];
+    while (this.angle < leg.angle) {
+      this.angle = Math.min(leg.angle, this.angle + 0.05);
+      this.draw();
+    }
+    this.meet(leg);
+  }
+
+  meet(leg) {
+    const at = this.place(leg, leg.angle);
+    $("#story").textContent = leg.wall < 0 && leg.meets !== "end" ? "The edge reflects." : meeting[leg.meets](leg);
+    this.layers.gate.replaceChildren();
+    if (leg.meets !== "end") {
+      this.trail.append(mark(leg.meets, at));
+      if (leg.wall >= 0) {
+        const [from, to] = bisector(this.scene.points[leg.cell], this.scene.points[leg.wall]);
+        this.layers.gate.append(drawn("line", { class: "gate", x1: from[0], y1: -from[1], x2: to[0], y2: -to[1] }));
+      }
+    }
+    [this.leg, this.angle] = [this.leg + 1, 0];
+    if (this.leg >= this.trajectory.length) this.begin();
+  }
+
+  play(isPlaying, isLeaving = false) {
+    this.isPlaying = isPlaying;
+    if (!isLeaving) $("#play").textContent = isPlaying ? "Pause" : "Play";
+    cancelAnimationFrame(this.frame);
+    let before = null;
+    const tick = (now) => {
+      const passed = before === null ? 0 : Math.min(0.1, (now - before) / 1000);
+      before = now;
+      if (this.trajectory) this.advance(passed * 2 ** Number($("#speed").value));
+      else if (!this.asking) this.begin();
+      if (this.isPlaying) this.frame = requestAnimationFrame(tick);
+    };
+    if (isPlaying) this.frame = requestAnimationFrame(tick);
+  }
+}
+
+function mark(kind, [x, y]) {
+  if (kind === "reflection") return drawn("rect", { class: "event reflection", x: x - 0.03, y: -y - 0.03, width: 0.06, height: 0.06 });
+  return drawn("circle", { class: `event ${kind}`, cx: x, cy: -y, r: kind === "refraction" ? 0.038 : 0.025 });
+}
+
+function written(scene) {
+  const settings = { points: scene.points.map((point) => point.join(",")).join(";"), weights: scene.weights.join(","), walls: scene.walls };
+  for (const name of NUMBERS) settings[name] = scene[name];
+  return settings;
+}
+
+function read(given) {
+  const found = {};
+  const points = given.get("points")?.split(";").map((pair) => pair.split(",").map(Number));
+  const weights = given.get("weights")?.split(",").map(Number);
+  const isScene = points && weights?.length === points.length && points.length >= FEWEST && points.length <= MOST
+    && points.every((pair) => pair.length === 2 && pair.every((value) => Math.abs(value) <= 2)) && weights.every((weight) => weight > 0);
+  if (isScene) Object.assign(found, { points, weights });
+  if (["open", "closed", "equal"].includes(given.get("walls"))) found.walls = given.get("walls");
+  for (const name of NUMBERS) {
+    if (given.has(name) && Number.isFinite(Number(given.get(name)))) found[name] = Number(given.get(name));
+  }
+  return found;
+}

@@ -1,0 +1,346 @@
+// The room of texts: a form, chains that move, and a table of what was drawn.
+
+import { Chart } from "./chart.js";
+import { $, copy, element, later, readAddress, toast, writeAddress } from "./dom.js";
+import { events } from "./stream.js";
+
+const FIRST_CONTROL = { kind: "food", value: "Italian", weight: 1, negated: false };
+
+export function openText() {
+  const form = $("#asking");
+  let about = null, running = null;
+  const run = new Run();
+
+  const remember = later(() => {
+    if (!$("#text").hidden) writeAddress("text", written());
+  }, 150);
+
+  // ---- the form
+
+  function written() {
+    const settings = {};
+    for (const name of ["model", "prompt", "n", "length", "sampler", "ends", "stop", "system", "seed", "warmup"]) {
+      if (form[name].value !== "") settings[name] = form[name].value;
+    }
+    if (form.chat.checked) settings.chat = "yes";
+    settings.controls = JSON.stringify(controls().map(({ kind, value, weight, negated }) => [kind, value, weight, negated ? 1 : 0]));
+    return settings;
+  }
+
+  function read(given) {
+    for (const [name, value] of given) {
+      if (form[name] && name !== "chat" && name !== "controls") form[name].value = value;
+    }
+    form.chat.checked = given.get("chat") === "yes";
+    let asked = [];
+    try {
+      asked = JSON.parse(given.get("controls") ?? "[]");
+    } catch { /* a link that was cut */ }
+    $("#controls").replaceChildren();
+    for (const [kind, value, weight, negated] of asked) addControl({ kind, value, weight, negated: Boolean(negated) });
+  }
+
+  const controls = () => [...$("#controls").children].map((row) => ({
+    kind: $("[name=kind]", row).value,
+    value: $("[name=value]", row).value,
+    negated: $("[name=negated]", row).checked,
+    weight: asNumber($("[name=weight]", row).value),
+  }));
+
+  function asked() {
+    const number = (name) => asNumber(form[name].value);
+    return {
+      model: form.model.value, prompt: form.prompt.value, chat: form.chat.checked, system: form.system.value,
+      ends: form.ends.value, stop: form.stop.value ? [form.stop.value] : [], length: number("length"), n: number("n"),
+      sampler: form.sampler.value, warmup: form.warmup.value === "" ? null : number("warmup"), seed: number("seed"),
+      controls: controls(),
+    };
+  }
+
+  function addControl({ kind, value, weight, negated }) {
+    const kinds = element("select", { name: "kind" });
+    kinds.append(
+      element("optgroup", { label: "says the classifier" }, ...Object.keys(about.classifiers).map((name) => element("option", {}, name))),
+      element("optgroup", { label: "says the text" }, ...Object.keys(about.patterns).map((name) => element("option", {}, name))),
+    );
+    kinds.value = kind;
+    const home = element("span");
+    const weights = element("input", { name: "weight", inputmode: "decimal" });
+    weights.value = weight;
+    const not = element("input", { type: "checkbox", name: "negated" });
+    not.checked = negated;
+    const problem = element("p", { class: "problem", role: "status" });
+    const remove = element("button", { type: "button", class: "quiet" }, "Remove");
+    const row = element("fieldset", { class: "control" }, element("legend", {}, "Control"),
+      element("div", { class: "fields" }, element("label", {}, "what", kinds), element("label", {}, "which", home), element("label", {}, "weight", weights)),
+      problem, element("div", { class: "tail" }, element("label", {}, not, "not"), remove));
+
+    let checking = null;
+    const check = later(async () => {
+      checking?.abort();
+      checking = new AbortController();
+      const mine = checking.signal, [field] = home.children;
+      const asked = { kind: kinds.value, value: field.value, negated: not.checked, weight: asNumber(weights.value) };
+      let words = asked.value === "" ? "give a value" : "";
+      try {
+        if (!words) for await (const _ of events("api/check", asked, mine));
+      } catch (error) {
+        words = error.message;
+      }
+      if (mine.aborted) return;
+      problem.textContent = words;
+      const isWeight = /weight/.test(words);
+      field.setAttribute("aria-invalid", String(Boolean(words) && !isWeight));
+      weights.setAttribute("aria-invalid", String(isWeight));
+    }, 300);
+
+    function offer(value) {
+      const labels = about.classifiers[kinds.value];
+      const field = labels
+        ? element("select", { name: "value" }, ...labels.map((label) => element("option", {}, label)))
+        : element("input", { name: "value", maxlength: 200, spellcheck: "false", placeholder: about.patterns[kinds.value].split(": ").at(-1) });
+      if (value !== undefined && (!labels || labels.includes(value))) field.value = value;
+      home.replaceChildren(field);
+      not.disabled = Boolean(labels);
+      if (labels) not.checked = false;
+    }
+    offer(value);
+    kinds.addEventListener("change", () => offer());
+    row.addEventListener("input", () => {
+      remember();
+      check();
+    });
+    remove.addEventListener("click", () => {
+      row.remove();
+      remember();
+      $("#add-control").focus();
+    });
+    $("#controls").append(row);
+    return row;
+  }
+
+  function explain() {
+    $("#model-words").textContent = capital(about.models[form.model.value]);
+    $("#sampler-words").textContent = capital(about.samplers[form.sampler.value].words);
+  }
+
+  // ---- the run
+
+  async function draw() {
+    const mine = (running = new AbortController());
+    $("#draw").disabled = true;
+    $("#stop").disabled = false;
+    $("#problem").textContent = "";
+    const settings = asked();
+    run.begin(settings);
+    try {
+      for await (const event of events("api/text", settings, mine.signal)) {
+        if (mine.signal.aborted) break;
+        run.hear(event);
+      }
+      run.end(mine.signal.aborted);
+    } catch (error) {
+      $("#problem").textContent = error.message;
+      run.end(true);
+    } finally {
+      running = null;
+      $("#draw").disabled = false;
+      $("#stop").disabled = true;
+    }
+  }
+
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (!running) draw();
+  });
+  form.addEventListener("input", remember);
+  form.addEventListener("change", explain);
+  $("#stop").addEventListener("click", () => running?.abort());
+  $("#add-control").addEventListener("click", () => {
+    addControl({ kind: "keyword", value: "", weight: 1, negated: false }).querySelector("select").focus();
+    remember();
+  });
+
+  async function load() {
+    const answer = await fetch("api/about");
+    if (!answer.ok) throw new Error((await answer.json()).error);
+    about = await answer.json();
+    $("#version").textContent = `structured-voronoi ${about.version}`;
+    form.model.replaceChildren(...Object.keys(about.models).map((name) => element("option", {}, name)));
+    form.sampler.replaceChildren(...Object.entries(about.samplers).map(([name, { is_exact: isExact }]) => element("option", { value: name }, isExact ? name : `${name} (not exact)`)));
+    arrive();
+  }
+
+  function arrive() {
+    if (!about) return;
+    const given = readAddress("text");
+    if (given) read(given);
+    else if (!$("#controls").children.length) addControl(FIRST_CONTROL);
+    explain();
+    remember();
+  }
+
+  load().catch((error) => {
+    $("#problem").textContent = `The server cannot say what it offers: ${error.message}`;
+  });
+  return { arrive, leave() {} };
+}
+
+// One run: what was drawn so far, and how it is shown.
+class Run {
+  constructor() {
+    this.lines = [];
+    $("#copy").addEventListener("click", () => copy(this.lines.map((line) => line.prompt + line.text).join("\n\n"), `${this.lines.length} texts copied`));
+    $("#download").addEventListener("click", () => this.download());
+  }
+
+  begin(settings) {
+    Object.assign(this, { settings, lines: [], names: [], moving: null, offset: 0, began: performance.now() });
+    $("#texts thead").replaceChildren();
+    $("#texts tbody").replaceChildren();
+    $("#said").replaceChildren();
+    $("#chains").replaceChildren();
+    $("#verdict").textContent = "";
+    for (const id of ["figures", "chains-section", "probability"]) $(`#${id}`).hidden = true;
+    $("#no-texts").hidden = false;
+    $("#copy").disabled = $("#download").disabled = true;
+    this.tell("Asking the server", null);
+  }
+
+  hear(event) {
+    const { kind } = event;
+    if (kind === "waiting") this.tell(`Waiting for a turn, ${event.before} before this`, null);
+    if (kind === "phase") this.tell(capital(event.words), null);
+    if (kind === "progress") this.tell(`${capital({ lookahead: "learning what leads there (lookahead)" }[event.label] ?? event.label)}${left(event.left)}`, event.share);
+    if (kind === "said") $("#said").append(element("li", {}, capital(event.words)));
+    if (kind === "planned") this.plan(event);
+    if (kind === "moving") this.move(event);
+    if (kind === "texts") this.add(event.texts);
+    if (kind === "probability") this.tellProbability(event);
+  }
+
+  plan({ sampler, is_exact: isExact, steps, controls }) {
+    this.names = controls;
+    this.tell(`Drawing with ${sampler}${isExact ? "" : ", which is not exact"}`, 0);
+    if (steps === 1) return; // nothing moves
+    $("#figures").hidden = $("#chains-section").hidden = false;
+    const lines = { energy: { label: "mean", kind: "first" } };
+    this.energies = new Chart($("#energies"), { lines, x: { from: 0 }, width: 360, height: 150, describe: "Mean energy of the chains by step" });
+    const tags = Object.fromEntries(controls.map((name, i) => [name, { label: shortened(name), kind: i ? "" : "first" }]));
+    this.probabilities = new Chart($("#probabilities"), { lines: tags, x: { from: 0 }, y: { from: 0, to: 1 }, width: 360, height: 150, describe: "Mean probability of each control by step" });
+    $("#probabilities").parentElement.hidden = !controls.length;
+  }
+
+  move(event) {
+    const home = $("#chains");
+    if (this.moving && this.moving.first !== event.first) {
+      this.offset += this.moving.steps;
+      home.replaceChildren();
+    }
+    this.moving = event;
+    while (home.children.length > event.pieces.length) home.lastChild.remove();
+    while (home.children.length < event.pieces.length) home.append(element("li", {}, element("p"), element("small"), element("small")));
+    event.pieces.forEach((pieces, i) => {
+      const [text, scored, note] = home.children[i].children;
+      relight(text, pieces, this.settings.prompt);
+      const scores = Object.entries(event.controls).map(([name, values]) => `${shortened(name)} ${share(values[i])}`);
+      scored.textContent = scores.join(" · ");
+      note.textContent = `chain ${event.first + i} · step ${event.step} of ${event.steps} · energy ${short(event.energies[i])}`;
+    });
+    const step = this.offset + event.step;
+    this.energies.add(step, { energy: mean(event.energies) });
+    this.probabilities.add(step, Object.fromEntries(Object.entries(event.controls).map(([name, values]) => [name, mean(values)])));
+  }
+
+  add(texts) {
+    if (this.moving && texts.some((text) => text.chain === this.moving.first)) {
+      this.offset += this.moving.steps;
+      this.moving = null; // these chains are done
+    }
+    const controls = this.names;
+    if (!$("#texts thead").children.length) {
+      const heads = [element("th", { scope: "col" }, "Text"), ...["log p", "Energy", ...controls].map((name) => element("th", { scope: "col", class: "number" }, name))];
+      $("#texts thead").append(element("tr", {}, ...heads));
+    }
+    for (const line of texts) {
+      this.lines.push(line);
+      const words = element("td", { class: "words" }, element("span", { class: "asked" }, line.prompt), line.text);
+      if (line.stopped_at !== undefined) words.append(element("small", {}, `stopped at step ${line.stopped_at} of ${line.steps}`));
+      const numbers = [short(line.log_prob), short(line.energy), ...controls.map((name) => share(line[name]))];
+      $("#texts tbody").append(element("tr", {}, words, ...numbers.map((value) => element("td", { class: "number" }, value))));
+    }
+    $("#no-texts").hidden = true;
+    $("#copy").disabled = $("#download").disabled = false;
+    if (this.lines.length < this.settings.n) this.tell(`${this.lines.length} of ${this.settings.n} texts`, this.lines.length / this.settings.n);
+  }
+
+  tellProbability({ words, effective_share: worth, verdict }) {
+    const entries = { "P(controls)": words, "Effective share": share(worth) };
+    $("#probability").replaceChildren(...Object.entries(entries).map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
+    $("#probability").hidden = false;
+    $("#verdict").textContent = capital(verdict);
+  }
+
+  // Chains that were stopped on their way are kept, and say so.
+  end(isStopped) {
+    const { moving } = this;
+    if (isStopped && moving) {
+      this.moving = null;
+      this.add(moving.pieces.map((pieces, i) => ({
+        chain: moving.first + i, prompt: this.settings.prompt, text: pieces.join(""), energy: moving.energies[i],
+        ...Object.fromEntries(Object.entries(moving.controls).map(([name, values]) => [name, values[i]])),
+        stopped_at: moving.step, steps: moving.steps,
+      })));
+    }
+    $("#chains-section").hidden = true;
+    const seconds = ((performance.now() - this.began) / 1000).toFixed(1);
+    const count = `${this.lines.length} text${this.lines.length === 1 ? "" : "s"}`;
+    this.tell(`${isStopped ? "Stopped" : "Done"}: ${count} in ${seconds} s`, isStopped ? 0 : 1);
+  }
+
+  tell(words, part) {
+    $("#status").textContent = words;
+    const bar = $("#progress");
+    if (part === null) bar.removeAttribute("value");
+    else bar.value = part;
+  }
+
+  download() {
+    const lines = this.lines.map((line) => `${JSON.stringify(line)}\n`).join("");
+    const address = URL.createObjectURL(new Blob([lines], { type: "application/jsonl" }));
+    element("a", { href: address, download: "texts.jsonl" }).click();
+    setTimeout(() => URL.revokeObjectURL(address), 1000);
+    toast(`${this.lines.length} texts downloaded`);
+  }
+}
+
+// Tokens that are not what they were at their position light up.
+function relight(home, pieces, prompt) {
+  if (!home.children.length) home.append(element("span", { class: "asked" }, prompt));
+  while (home.children.length > pieces.length + 1) home.lastChild.remove();
+  const isFirst = home.children.length === 1;
+  pieces.forEach((piece, i) => {
+    const old = home.children[i + 1];
+    if (old?.textContent === piece) return;
+    const token = element("span", { class: isFirst ? null : "lit" }, piece);
+    if (old) old.replaceWith(token);
+    else home.append(token);
+  });
+}
+
+// What is no number is sent as it was written: the server says what is wrong with it.
+const asNumber = (written) => (written.trim() !== "" && Number.isFinite(Number(written)) ? Number(written) : written);
+const capital = (words) => words.charAt(0).toUpperCase() + words.slice(1);
+const shortened = (name) => (name.length > 14 ? `${name.slice(0, 13)}…` : name);
+const short = (value) => (value === null || value === undefined ? "–" : value.toFixed(2));
+const share = (value) => (value === null || value === undefined ? "–" : value > 0 && value < 0.001 ? value.toExponential(1) : value.toFixed(3));
+
+function mean(values) {
+  const known = values.filter((value) => value !== null);
+  return known.length ? known.reduce((a, b) => a + b) / known.length : null;
+}
+
+function left(seconds) {
+  if (seconds === null || seconds === undefined) return "";
+  return seconds < 90 ? `, about ${Math.max(1, Math.round(seconds))} s left` : `, about ${Math.round(seconds / 60)} min left`;
+}

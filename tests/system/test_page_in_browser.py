@@ -1,0 +1,219 @@
+"""The page in Debian's Chromium: what a person does with mouse and keyboard, and what is then seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from system.pages import serving
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed (extra dev)")
+expect = sync_api.expect
+
+ROOT = Path(__file__).parents[2]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+AXE = Path(os.environ.get("AXE_CORE", ROOT / ".venv" / "axe.min.js"))
+SCREENSHOTS = ROOT / "results" / "page"
+PATIENCE = 120_000
+"""Milliseconds; a busy machine starts processes slowly."""
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium; apt-get install chromium")
+OpenTab = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving(tmp_path_factory.mktemp("cache")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def open_tab(address: str, browser: Any) -> Iterator[OpenTab]:
+    """Opens a room of the page. Nothing may be asked of another server, and nothing may go wrong behind the scenes."""
+    wrong: list[str] = []
+    contexts = []
+
+    def open_one(room: str, may_refuse: bool = False, **settings: Any) -> Any:
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **settings})
+        contexts.append(context)
+        tab = context.new_page()
+        tab.set_default_timeout(PATIENCE)
+        tab.on("pageerror", lambda error: wrong.append(str(error)))
+        tab.on("console", lambda said: wrong.append(said.text) if said.type == "error" and not may_refuse else None)
+        tab.on("request", lambda request: None if is_ours(request.url) else wrong.append(request.url))
+        tab.goto(f"{address}/{room}")
+        return tab
+
+    def is_ours(url: str) -> bool:
+        return url.startswith((f"{address}/", "blob:"))
+
+    yield open_one
+    for context in contexts:
+        context.close()
+    assert wrong == []
+
+
+def keep(tab: Any, name: str) -> None:
+    """A screenshot, to be looked at."""
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    tab.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
+
+
+def eventually(locator: Any, words: str) -> None:
+    expect(locator).to_have_text(re.compile(words), timeout=PATIENCE)
+
+
+def downloaded(tab: Any) -> list[dict[str, Any]]:
+    with tab.expect_download() as download:
+        tab.click("#download")
+    assert download.value.suggested_filename == "texts.jsonl"
+    return [json.loads(line) for line in Path(download.value.path()).read_text(encoding="utf-8").splitlines()]
+
+
+def test_a_point_is_dragged_and_the_divergence_falls(open_tab: OpenTab) -> None:
+    tab = open_tab("")
+    eventually(tab.locator("#story"), "token|trajectory")
+    knob = tab.locator(".knob").first
+    before, box = knob.get_attribute("aria-label"), knob.locator(".halo").bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    tab.mouse.move(x, y)
+    tab.mouse.down()
+    tab.mouse.move(x + 60, y + 40, steps=4)
+    tab.mouse.up()
+    expect(knob).not_to_have_attribute("aria-label", str(before))
+    moved = knob.get_attribute("aria-label")
+    expect(tab).to_have_url(re.compile("#playground.points="))
+    eventually(tab.locator("#story"), "token|trajectory")
+    expect(tab.locator(".trail").first).to_have_attribute("d", re.compile("L"))
+
+    tab.click("#run")
+    lines = tab.locator("#curve .line")
+    expect(lines.first).to_have_attribute("d", re.compile("(L.*){9}"), timeout=PATIENCE)
+    heights = [[float(y) for y in re.findall(r",([0-9.]+)", str(line.get_attribute("d")))] for line in lines.all()]
+    exact, langevin = heights[0], heights[3]
+    assert exact[-1] - exact[0] > 60  # downwards, in units of the picture
+    assert abs(langevin[-1] - langevin[0]) < 30
+    eventually(tab.locator(".mini h3 span").first, r"\de-[3456]")
+    keep(tab, "playground")
+    tab.click("#run")
+    eventually(tab.locator("#race-status"), "stopped after .* draws")
+
+    shared = open_tab("#" + tab.url.partition("#")[2])
+    expect(shared.locator(".knob").first).to_have_attribute("aria-label", str(moved))
+
+
+def test_the_keyboard_moves_points_and_steps_through_events(open_tab: OpenTab) -> None:
+    tab = open_tab("", reduced_motion="reduce", viewport={"width": 390, "height": 844})
+    expect(tab.locator("#play")).to_have_text("Play")
+    knob = tab.locator(".knob").nth(2)
+    knob.focus()
+    tab.keyboard.press("ArrowRight")
+    tab.keyboard.press("Shift+ArrowUp")
+    expect(knob).to_have_attribute("aria-label", "C 30 %, token at 1.45, 0.65")
+    tab.locator("#weights input").first.focus()
+    tab.keyboard.press("End")
+    expect(tab.locator("#weights output").first).to_have_text(re.compile("51|5[0-9]"))
+    tab.select_option("[name=walls]", "closed")
+    expect(tab.locator(".particle")).to_have_attribute("visibility", "visible", timeout=PATIENCE)
+    for _ in range(6):
+        tab.click("#next")
+    eventually(tab.locator("#story"), "reflects|refracts|trajectory ends")
+    tab.click("#more")
+    expect(tab.locator("#count")).to_have_text("7 tokens")
+    assert tab.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+    keep(tab, "playground-phone")
+
+
+def test_italian_reviews_are_drawn_stopped_and_downloaded(open_tab: OpenTab) -> None:
+    tab = open_tab("#text")
+    expect(tab.locator(".control")).to_have_count(1)
+    tab.fill("[name=prompt]", "Near the old bridge")
+    tab.fill("[name=n]", "3")
+    tab.select_option("[name=sampler]", "svs+refresh")
+    tab.click("summary")
+    tab.fill("[name=warmup]", "1000")
+    tab.click("#draw")
+    expect(tab.locator(".chains li")).to_have_count(3, timeout=PATIENCE)
+    expect(tab.locator(".chains .lit").first).to_be_attached(timeout=PATIENCE)  # a token has changed
+    eventually(tab.locator("#status"), "left")
+    keep(tab, "text-moving")
+    tab.click("#stop")
+    eventually(tab.locator("#status"), "Stopped: 3 texts")
+    lines = downloaded(tab)
+    assert [line["chain"] for line in lines] == [0, 1, 2]
+    assert all(line["stopped_at"] < line["steps"] == 1001 for line in lines)
+    assert tab.locator("#texts tbody tr").count() == 3
+
+    tab.select_option("[name=sampler]", "rejection")
+    tab.click("#draw")
+    eventually(tab.locator("#status"), "Done: 3 texts")
+    lines = downloaded(tab)
+    assert list(lines[0]) == [
+        "chain", "draw", "prompt", "text", "tokens", "ended", "log_prob", "energy", "food=Italian"
+    ]  # fmt: skip
+    expect(tab.locator("#texts tbody td.words").first).to_have_text(lines[0]["prompt"] + lines[0]["text"])
+    eventually(tab.locator("#said"), "drawn independently")
+    keep(tab, "text")
+
+
+def test_mistakes_are_told_where_they_are_made(open_tab: OpenTab) -> None:
+    tab = open_tab("#text", may_refuse=True)
+    tab.fill("[name=weight]", "-1")
+    eventually(tab.locator(".control .problem"), "weight = -1.*greater than or equal to 0")
+    expect(tab.locator("[name=weight]")).to_have_attribute("aria-invalid", "true")
+    tab.click("#draw")
+    eventually(tab.locator("#problem"), "controls.0.weight = -1")
+    keep(tab, "text-mistake")
+    tab.fill("[name=weight]", "1")
+    expect(tab.locator(".control .problem")).to_have_text("", timeout=PATIENCE)
+    tab.select_option("[name=kind]", "regex")
+    tab.fill("[name=value]", "(pub")
+    eventually(tab.locator(".control .problem"), "not a regular expression")
+    tab.fill("[name=value]", "(pub)")
+    expect(tab.locator(".control .problem")).to_have_text("", timeout=PATIENCE)
+    tab.fill("[name=length]", "3")
+    tab.fill("[name=value]", "z{50}")
+    tab.click("#draw")
+    eventually(tab.locator("#problem"), "no text of 3 tokens at most can satisfy")
+
+
+def test_two_tabs_at_once(open_tab: OpenTab) -> None:
+    tabs = [open_tab("#text", color_scheme=scheme) for scheme in ("light", "dark")]
+    for tab, label in zip(tabs, ("Italian", "French"), strict=True):
+        expect(tab.locator(".control")).to_have_count(1)
+        tab.fill("[name=n]", "2")
+        tab.select_option("[name=sampler]", "rejection")
+        tab.select_option("[name=value]", label)
+        tab.click("#draw")
+    for tab, label in zip(tabs, ("Italian", "French"), strict=True):
+        eventually(tab.locator("#status"), "Done: 2 texts")
+        assert [line[f"food={label}"] > 0.5 for line in downloaded(tab)] == [True, True]
+    keep(tabs[1], "text-dark")
+
+
+@pytest.mark.skipif(not AXE.is_file(), reason=f"there is no axe-core at {AXE}; `make test` fetches it where npm is")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("room", ["", "#text"])
+def test_nothing_stands_in_the_way_of_assistive_technology(open_tab: OpenTab, room: str, scheme: str) -> None:
+    tab = open_tab(room, color_scheme=scheme, reduced_motion="reduce")
+    expect(tab.locator(".control" if room else ".knob").first).to_be_visible()
+    tab.evaluate(AXE.read_text(encoding="utf-8") + "\n;0")
+    found = tab.evaluate("() => axe.run()")
+    assert len(found["passes"]) > 10
+    serious = [rule for rule in found["violations"] if rule["impact"] in ("serious", "critical")]
+    assert [(rule["id"], [node["target"] for node in rule["nodes"]]) for rule in serious] == []
