@@ -124,7 +124,7 @@ class SpreadCheckpoint(Checkpoint):
         self.workers.stop()
         super().__exit__()
 
-    def begin(self, kind: str, problem: Problem, settings: Mapping[str, Any]) -> None:
+    def begin(self, kind: str, problem: Problem, settings: dict[str, Any]) -> None:
         """Begin the run, or go on with it, split as it was."""
         super().begin(kind, problem, settings)
         if SPLIT not in self.store.run.parts:
