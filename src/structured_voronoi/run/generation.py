@@ -67,10 +67,10 @@ class Request:
     device: str = "cpu"
     dtype: str = "float32"
     progress: bool = True
-    patience: float = DEFAULT_PATIENCE
-    """Seconds after which rejection gives up if it has accepted nothing."""
-    control_timeout: float = CONTROL_SECONDS
-    """Seconds after which a control that is asked about some texts is taken to hang."""
+    patience: float | None = DEFAULT_PATIENCE
+    """Seconds after which rejection gives up if it has accepted nothing; None for never."""
+    control_timeout: float | None = CONTROL_SECONDS
+    """Seconds after which a control that is asked about some texts is taken to hang; None for never."""
 
     def __post_init__(self) -> None:
         check_count(n=self.n, thin=self.thin, length=self.length)

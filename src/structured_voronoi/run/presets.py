@@ -26,7 +26,7 @@ ENDS_HELP = (
 STOP_HELP = "Text with which texts end, too; repeatable. \\n is a new line, \\t a tab."
 CONTROL_TIMEOUT_HELP = "Seconds that a control may take for the texts it is asked about at a time, before it is ended."
 DEFAULT_PATIENCE = 30.0
-"""Seconds after which rejection gives up if it has accepted nothing."""
+"""Seconds of computing after which rejection gives up if it has accepted nothing; those of `Rejection` itself."""
 DEFAULT_WARMUP = 100
 """Steps of chains that do not start at the truth, unless a pilot says otherwise."""
 
@@ -52,7 +52,7 @@ Scale = float | Literal["auto"]
 
 
 def text_sampler(
-    name: str, scale: Scale = TEXT_SCALE, width: int = TEXT_DIMENSIONS, patience: float = DEFAULT_PATIENCE
+    name: str, scale: Scale = TEXT_SCALE, width: int = TEXT_DIMENSIONS, patience: float | None = DEFAULT_PATIENCE
 ) -> Sampler:
     """A sampler for text whose embeddings have ``width`` dimensions; the paper's methods have the paper's settings."""
     import structured_voronoi as sv
@@ -129,7 +129,7 @@ def plan_texts(
     start: Start = None,
     seed: int = 0,
     progress: bool = False,
-    patience: float = DEFAULT_PATIENCE,
+    patience: float | None = DEFAULT_PATIENCE,
 ) -> Plan:
     """Which sampler, with which settings, and how many steps for each of ``count`` texts.
 
