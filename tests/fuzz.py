@@ -7,6 +7,7 @@ written, and in time.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import io
 import json
@@ -50,9 +51,8 @@ Word = Literal["accepted", "refused", "unclear", "traceback", "hang", "half writ
 GOOD = ("accepted", "refused")
 MOST_SECONDS, MOST_WAITING = 30.0, 240.0
 """Of computing, and of waiting on a machine where others compute too, before an input counts as a hang."""
-
-
 CHECKS = list(HealthCheck)
+"""Hypothesis's own, which are left out: inputs are few and slow on purpose."""
 
 
 class Outcome(NamedTuple):
@@ -240,6 +240,7 @@ unnamed = Unnamed()
 def strange_places() -> Path:
     """A folder with all that should not be given as a file: pipes, sockets, folders, damaged files."""
     folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.mkfifo(folder / "pipe")
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(str(folder / "socket"))
@@ -251,7 +252,7 @@ def strange_places() -> Path:
     (folder / "empty.csv").touch()
     (folder / "no-rights").touch(mode=0)
     (folder / "rules.py").write_text(RULES)
-    sys.dont_write_bytecode = True
+    sys.dont_write_bytecode = True  # a __pycache__ beside the rules would look like something half written
     (folder / "damaged.py").write_text("def f(text:\n")
     with (folder / "huge.csv").open("wb") as file:
         file.truncate(5 * 2**30)  # holes, which take no room

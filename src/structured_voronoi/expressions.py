@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -270,7 +271,9 @@ class CharacterAutomaton:
 
 def parse(pattern: Pattern) -> Any:
     """The tree of an expression; raises what `re.compile` raises."""
-    return _parser.parse(pattern.expression, re.IGNORECASE if pattern.ignore_case else 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what a later Python may read otherwise
+        return _parser.parse(pattern.expression, re.IGNORECASE if pattern.ignore_case else 0)
 
 
 def may_take_for_ever(pattern: Pattern) -> bool:

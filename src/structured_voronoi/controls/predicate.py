@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import re
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -76,9 +77,9 @@ class Predicate:
             )
         wanted, name = Pattern(pattern, whole=whole), f"regex={pattern}"
         try:
-            re.compile(pattern)
+            matching = cls._matching(wanted, name)
             if not may_take_for_ever(wanted):
-                return cls._matching(wanted, name)
+                return matching
             return cls(CharacterAutomaton(wanted).matches, name, pattern=wanted)
         except RecursionError as error:
             raise SamplingError(f"{shortened(pattern)} is nested too deeply; write it with fewer groups") from error
@@ -124,7 +125,9 @@ class Predicate:
 
     @classmethod
     def _matching(cls, pattern: Pattern, name: str) -> Predicate:
-        compiled = re.compile(pattern.expression, re.IGNORECASE if pattern.ignore_case else 0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what a later Python may read otherwise
+            compiled = re.compile(pattern.expression, re.IGNORECASE if pattern.ignore_case else 0)
         return cls(partial(_matches, compiled.fullmatch if pattern.whole else compiled.search), name, pattern=pattern)
 
     def __invert__(self) -> Predicate:

@@ -85,10 +85,10 @@ class Request:
     """A folder in which the run is kept as it goes along."""
     resume: bool = True
     """Go on with the run that is there; otherwise such a folder is refused."""
-    patience: float = DEFAULT_PATIENCE
-    """Seconds after which rejection gives up if it has accepted nothing."""
-    control_timeout: float = CONTROL_SECONDS
-    """Seconds after which a control that is asked about some texts is taken to hang."""
+    patience: float | None = DEFAULT_PATIENCE
+    """Seconds after which rejection gives up if it has accepted nothing; None for never."""
+    control_timeout: float | None = CONTROL_SECONDS
+    """Seconds after which a control that is asked about some texts is taken to hang; None for never."""
     workers: int | str = 1
     """How many processes draw texts; or a Ray cluster, "ray" or "ray://HOST:PORT"."""
 

@@ -28,7 +28,7 @@ CHECKPOINT_HELP = "Folder in which the run is kept as it goes along; whatever st
 RESUME_HELP = "Go on with the run in --checkpoint; if there is none yet, begin it."
 CONTROL_TIMEOUT_HELP = "Seconds that a control may take for the texts it is asked about at a time, before it is ended."
 DEFAULT_PATIENCE = 30.0
-"""Seconds after which rejection gives up if it has accepted nothing."""
+"""Seconds of computing after which rejection gives up if it has accepted nothing; those of `Rejection` itself."""
 WORKERS_HELP = (
     "Processes that work side by side, each on one core; or a Ray cluster: ray for one on this machine, ray:NUMBER for "
     "so many workers there, ray://HOST:PORT for another. Draws are the same for every number."
@@ -58,7 +58,7 @@ Scale = float | Literal["auto"]
 
 
 def text_sampler(
-    name: str, scale: Scale = TEXT_SCALE, width: int = TEXT_DIMENSIONS, patience: float = DEFAULT_PATIENCE
+    name: str, scale: Scale = TEXT_SCALE, width: int = TEXT_DIMENSIONS, patience: float | None = DEFAULT_PATIENCE
 ) -> Sampler:
     """A sampler for text whose embeddings have ``width`` dimensions; the paper's methods have the paper's settings."""
     import structured_voronoi as sv
@@ -148,7 +148,7 @@ def plan_texts(
     start: Start = None,
     seed: int = 0,
     progress: bool = False,
-    patience: float = DEFAULT_PATIENCE,
+    patience: float | None = DEFAULT_PATIENCE,
 ) -> Plan:
     """Which sampler, with which settings, and how many steps for each of ``count`` texts.
 

@@ -53,8 +53,9 @@ class Rejection:
     """Tries of one chain for one draw, before it gives up with an error."""
     wave: int = 64
     """Tries evaluated at a time, of one chain or of many; it does not change the draws."""
-    patience: float = PATIENCE
-    """Seconds of computing, and LEAST_TRIES tries, after which it gives up if no text at all was accepted."""
+    patience: float | None = PATIENCE
+    """Seconds of computing, after LEAST_TRIES tries or more, until it gives up if no text at all was accepted; None for
+    ever."""
 
     independent: ClassVar[bool] = True
     """Draws need no warm-up."""
@@ -140,7 +141,9 @@ class Rejection:
 
     def _refuse_vain(self, problem: Problem, tries: int, best: float, seconds: float) -> None:
         """Give up if no text has ever been accepted; one that is merely rare is waited for, with the tries shown."""
-        if not problem.is_satisfiable and tries >= LEAST_TRIES and seconds > self.patience:
+        if problem.is_satisfiable or self.patience is None:
+            return
+        if tries >= LEAST_TRIES and seconds > self.patience:
             reached = f"; the best would have been with probability {math.exp(best):.2g}" if best > -math.inf else ""
             raise NoStartError(
                 f"0 of {tries:,} tries were accepted in {seconds:.0f} s{reached}: loosen the controls, take another "
