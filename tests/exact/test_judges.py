@@ -12,6 +12,7 @@ import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 import structured_voronoi as sv
+from structured_voronoi.cli import run
 from structured_voronoi.metrics.classification import classification_report
 from structured_voronoi.models.encoder_judge import EncoderJudge, EncoderRecipe, load_judge
 from structured_voronoi.models.judge import Judge
@@ -109,3 +110,18 @@ def test_an_encoder_becomes_a_judge(tmp_path: Path) -> None:
         EncoderJudge.train(["a", "b"], ["x"], recipe, lambda note, count: None)
     with pytest.raises(sv.SamplingError, match="cannot be loaded"):
         load_judge(tmp_path)
+
+
+def test_an_encoder_becomes_a_control(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the commands: from a table to texts."""
+    encoder, table, folder = tiny_encoder(tmp_path / "encoder"), tmp_path / "moods.csv", tmp_path / "mood"
+    rows = [f"A {word} {thing},{mood}" for mood, words in MOODS.items() for word, thing in product(words, THINGS)]
+    table.write_text("\n".join(["text,mood", *rows]) + "\n", encoding="utf-8")
+    words = f"train classifier --kind encoder --model {encoder} --data {table} --label mood --out {folder} --epochs 3"
+    assert run(words.split()) == 0
+    assert "macro-F1" in capsys.readouterr().out
+    sample = f"sample -n 2 --length 4 --ends never --control {folder}=glad --sampler rejection"
+    assert run(sample.split()) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert run(words.replace(str(encoder), "bundled").split()) == 2
+    assert "encoder 'bundled' cannot be loaded" in capsys.readouterr().err

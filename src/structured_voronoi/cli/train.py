@@ -80,9 +80,16 @@ def train_classifier(
     label: Annotated[str, Parameter(help="Column of the labels; for the built-in texts food, price, area, ….")],
     text: Annotated[str, Parameter(help="Column of the texts.")] = "text",
     out: Annotated[Path, Parameter(help="Folder for the classifier; its name becomes the control's.")],
-    model: Annotated[str, Parameter(help="The language model it will control, as for `svs sample`.")] = "bundled",
+    model: Annotated[
+        str | None,
+        Parameter(help="The language model it will control, as for `svs sample`; with --kind encoder, the encoder."),
+    ] = None,
     kind: Annotated[
-        Literal["light", "probe"], Parameter(help="On the model's embeddings, or a BiLSTM on its hidden states.")
+        Literal["light", "probe", "encoder"],
+        Parameter(
+            help="`light`: on the model's embeddings; it steers. `probe`: a BiLSTM on its hidden states. `encoder`: "
+            "minilm, fine-tuned (`svs models get minilm`); it judges best, for any language model, and does not steer."
+        ),
     ] = "light",
     epochs: Annotated[float | None, Parameter(help="Passes over the texts; four or more if left out.")] = None,
     limit: Annotated[int | None, Parameter(help="Read no more texts than this.")] = None,
@@ -98,19 +105,28 @@ def train_classifier(
     check_seed(seed)
     if epochs is not None and not 0 < epochs < 10_000:
         raise SamplingError(f"--epochs {epochs}: choose a positive number, 4 for example")
+    model = model or ("minilm" if kind == "encoder" else "bundled")
     with progress_bar(1, show=True, label=f"loading {model}"):  # the imports alone take seconds
         from structured_voronoi.models.classifier_training import SHORT, SHORT_F1, check_labels, train_classifier
         from structured_voronoi.models.classifiers import ClassifierRecipe
         from structured_voronoi.models.corpora import labelled_texts
+        from structured_voronoi.models.encoder_judge import EncoderRecipe, train_encoder
         from structured_voronoi.models.folders import writable_folder
         from structured_voronoi.models.loading import load_model
 
         labelled = labelled_texts(data, text, label, limit)
         check_labels(labelled.labels)
-        recipe = ClassifierRecipe(kind=kind, epochs=epochs, seed=seed)
-        loaded, folder = load_model(model, device), writable_folder(out)
-    with progress_bar(recipe.steps(len(labelled.texts)), show=True, label="training") as tick:
-        report = train_classifier(labelled.texts, labelled.labels, loaded, folder, recipe, tick)
+        folder = writable_folder(out)
+        if kind != "encoder":
+            recipe = ClassifierRecipe(kind=kind, epochs=epochs, seed=seed)
+            loaded = load_model(model, device)
+    if kind == "encoder":
+        encoder = EncoderRecipe(model, epochs or 4.0, seed=seed)
+        with progress_bar(encoder.steps(len(labelled.texts)), show=True, label="fine-tuning") as tick:
+            report = train_encoder(labelled.texts, labelled.labels, folder, encoder, tick)
+    else:
+        with progress_bar(recipe.steps(len(labelled.texts)), show=True, label="training") as tick:
+            report = train_classifier(labelled.texts, labelled.labels, loaded, folder, recipe, tick)
 
     from rich.console import Console
     from rich.table import Table
@@ -119,8 +135,9 @@ def train_classifier(
     for name, scores in report["classes"].items():
         grid.add_row(name, *(f"{scores[key]:.3f}" for key in ("precision", "recall", "f1")), str(scores["count"]))
     Console(width=None if sys.stdout.isatty() else 120).print(grid)
+    short = f" ({report[SHORT_F1]:.3f} cut to {SHORT} tokens)" if SHORT_F1 in report else ""
     print(
-        f"{folder}: macro-F1 {report['macro_f1']:.3f} on {report['held_out_texts']:,} held-out texts "
-        f"({report[SHORT_F1]:.3f} cut to {SHORT} tokens); {report['parameters']:,} parameters"
+        f"{folder}: macro-F1 {report['macro_f1']:.3f} on {report['held_out_texts']:,} held-out texts{short}; "
+        f"{report['parameters']:,} parameters"
     )
     return 0

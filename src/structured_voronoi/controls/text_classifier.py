@@ -40,8 +40,8 @@ class TextClassifier:
         source = str(name)
         if source in WHEELS:
             raise SamplingError(
-                f"{source}, the {WHEELS[source].kind}, has no classes of its own; fine-tune it on labelled texts and "
-                "give the folder that it is saved to"
+                f"{source}, the {WHEELS[source].kind}, has no classes of its own; fine-tune it on labelled texts with "
+                "`svs train classifier --kind encoder --out FOLDER`, and give that folder"
             )
         options = {} if Path(source).is_dir() else hub_options(source)
 

@@ -43,7 +43,7 @@ def train_classifier(
     names = sorted(set(labels))
     ids, limit = encode_texts(texts, loaded, recipe), text_limit(loaded, recipe)
     label_indices = np.array([names.index(label) for label in labels])
-    train_rows, held_out_rows = _split_rows(label_indices, recipe)
+    train_rows, held_out_rows = split_rows(label_indices, recipe.held_out, recipe.seed)
     table = loaded.model.get_input_embeddings().weight
     torch.manual_seed(recipe.seed)
     scale = 1 / float(table.float().std())
@@ -104,13 +104,13 @@ def check_labels(labels: list[str]) -> None:
         )
 
 
-def _split_rows(label_indices: np.ndarray, recipe: ClassifierRecipe) -> tuple[np.ndarray, np.ndarray]:
+def split_rows(label_indices: np.ndarray, held_out: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Rows to train on and rows held out: the same share of every class, and at least one of each."""
-    source = np.random.default_rng([recipe.seed, 1])
+    source = np.random.default_rng([seed, 1])
     train_rows, held_out_rows = [], []
     for index in np.unique(label_indices):
         rows = source.permutation(np.flatnonzero(label_indices == index))
-        count = max(1, round(recipe.held_out * len(rows)))
+        count = max(1, round(held_out * len(rows)))
         held_out_rows.append(rows[:count])
         train_rows.append(rows[count:])
     return np.concatenate(train_rows), np.concatenate(held_out_rows)

@@ -1,6 +1,7 @@
 """A judge made of a pretrained encoder: its layers are fine-tuned on labelled texts, read with its own tokens.
 
-It is kept as an ordinary Hugging Face sequence classifier, so that its folder also serves as a `TextClassifier`.
+It is kept as an ordinary Hugging Face sequence classifier, so that its folder also serves as a `TextClassifier`, which
+is what `svs train classifier --kind encoder` makes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from structured_voronoi.errors import SamplingError, one_line
+from structured_voronoi.metrics.classification import classification_report
 from structured_voronoi.models.batches import descend, fast_arithmetic, padded
+from structured_voronoi.models.classifier_training import check_labels, split_rows
 from structured_voronoi.models.fetching import WHEELS, fetched_model
 from structured_voronoi.models.judge import CONFIG as JUDGE_CONFIG
 from structured_voronoi.models.judge import Judge
@@ -25,6 +28,8 @@ from structured_voronoi.models.loading import check_complete, quiet_libraries
 SORTED_TOGETHER = 16
 """Batches of which the texts are sorted by length, so that little is padded."""
 READ_AT_A_TIME = 64
+HELD_OUT = 0.1
+"""The share of texts by which a classifier is judged."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,20 @@ class EncoderJudge:
         model, tokenizer, loading_info = _load(folder)
         check_complete(f"the judge {folder}", loading_info)
         return cls(model, tokenizer, tokenizer.model_max_length)
+
+
+def train_encoder(
+    texts: list[str], labels: list[str], out: Path, recipe: EncoderRecipe, tick: Callable[[str, int], None]
+) -> dict[str, Any]:
+    """Fine-tune the encoder on nine texts of ten into the folder ``out``; returns the report on the others."""
+    check_labels(labels)
+    names = sorted(set(labels))
+    rows, held_out = split_rows(np.array([names.index(label) for label in labels]), HELD_OUT, recipe.seed)
+    judge = EncoderJudge.train([texts[row] for row in rows], [labels[row] for row in rows], recipe, tick)
+    judge.save(out)
+    guesses = judge.predict([texts[row] for row in held_out])
+    report = classification_report([labels[row] for row in held_out], guesses, names)
+    return {**report, "texts": len(rows), "held_out_texts": len(held_out), "parameters": judge.parameters}
 
 
 def load_judge(folder: Path) -> Judge | EncoderJudge:
