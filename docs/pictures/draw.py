@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -174,7 +175,7 @@ def draw_two_way() -> Figure:
         axis.plot(*out.x[-1], "s", color=INK, markersize=7, label="turned round")
         axis.plot(*back.x[-1], "o", color=RED, markersize=7, label="end")
         axis.set_title(title, fontsize=10)
-    axes[0].legend(frameon=False, fontsize=8, loc="upper left")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower left", ncols=5, frameon=False)
     target = sv.verify.random_target(seed=0)
     samplers = {"both ways": sv.SVS(1.0), "outward\nonly": sv.verify.twins.OutwardOnly(1.0)}
     found = [sv.verify.stationarity(sampler, target, chains=20_000, steps=12, seed=1) for sampler in samplers.values()]
@@ -274,7 +275,7 @@ def _draw_coloured_cells(axis: Any) -> None:
 def _draw_trail(axis: Any, trail: Trail) -> None:
     """Each stretch in the colour of its token."""
     ends = [0, *(trail.swaps() + 1).tolist(), len(trail.x)]
-    for begin, end in zip(ends, ends[1:], strict=False):
+    for begin, end in pairwise(ends):
         axis.plot(*trail.x[begin : end + 1].T, color=HUES[int(trail.token[begin])], linewidth=2.2)
 
 
