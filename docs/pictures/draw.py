@@ -21,6 +21,7 @@ from structured_voronoi.geometry.cells import cells_of
 from structured_voronoi.geometry.memo import Proposal
 from structured_voronoi.geometry.motion import CLOSED, OPEN, Journey, Particle, Rotation, Straight, Walls, travel
 from structured_voronoi.lookahead.lookahead import Lookahead, Weighed
+from structured_voronoi.problem.drawing import ancestral_draw
 from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.streams import Rng
 
@@ -205,12 +206,12 @@ def draw_lookahead() -> Figure:
     """What the lookahead makes of the next token, and the chance of success along texts."""
     model = sv.LanguageModel.load("bundled", prompt="The Golden Lantern is", length=14)
     problem = bind(sv.Controlled(model, {sv.controls.Predicate.keyword("river"): 1.0}))
-    lookahead = Lookahead.fit(problem, texts=1024, seed=0)
+    lookahead = Lookahead.fit(problem, texts=256, seed=0)
     levels = Rng(5, 8).uniform(problem.length)
     guided = Recording(lookahead.heads, lookahead.delta, lookahead.identity)
     texts = guided.draw(problem, levels).tokens
     plain = Recording(lookahead.heads, lookahead.delta, lookahead.identity)
-    plain.score(problem, sv.Ancestral().init(model, Rng(6, 64), None).tokens)
+    plain.score(problem, ancestral_draw(bind(model), Rng(6, 64)).tokens)
     figure, axes = new_figure(12.6, 4.4, ncols=2, width_ratios=(0.8, 1))
     shown = _position_of_interest(guided.said)
     weighed, row = guided.said[shown], 0
@@ -228,14 +229,14 @@ def draw_lookahead() -> Figure:
     axes[0].legend(frameon=False)
     for number in range(64):
         chances = [float(said.expected[number]) / (1 + lookahead.delta) for said in plain.said]
-        axes[1].plot(chances, color=GREY, linewidth=0.7, alpha=0.5, label="texts of the model" if number == 0 else None)
+        axes[1].plot(chances, color=GREY, linewidth=0.8, alpha=0.6, label="texts of the model" if number == 0 else None)
     chances = [float(said.expected[row]) / (1 + lookahead.delta) for said in guided.said]
     axes[1].plot(chances, "o-", color=GREEN, linewidth=2, label="a guided text")
     words = [model.decode(token[None]) for token in texts[row]]
     axes[1].set_xticks(range(len(words)), words, rotation=45, ha="right", fontsize=9)
     axes[1].set(ylabel="chance that “river” will come", yscale="log", ylim=(1e-4, 2))
     axes[1].set_title("the chance that the lookahead sees before every token", fontsize=10)
-    axes[1].legend(frameon=False, loc="upper left")
+    axes[1].legend(frameon=False, loc="center right")
     return figure
 
 

@@ -24,7 +24,7 @@ from system.commands import svs
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md"))]
 NOT_RUN = ("needs the network", "takes hours", "needs a GPU", "goes on until it is stopped")
-BLOCK = re.compile(r"^```(\w*)(?: title=\"(.+)\")?\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^```(\w*)(?: title=\"([^\"\n]+)\")?\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 
 
 class Block(NamedTuple):
