@@ -1,7 +1,7 @@
 """A page of the documentation as a program: its blocks run in order, in a folder of their own, as a reader would.
 
 - ```python: all of a page are one program.
-- ```python title="rules.py", or any other kind with a title: a file of that name is written.
+- ```python title="rules.py", or any other kind with a title: a file of that name is written; Python must compile.
 - ```console: commands after `$ `, a `\\` at the end going on. `svs` runs in this process, `make` is looked up in the
   Makefile, all else is given to a shell. Lines below a command are what it must print; … stands for anything.
 - A command whose comment holds one of NOT_RUN is only read: the command and its options must exist.
@@ -23,7 +23,7 @@ from system.commands import svs
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md"))]
-NOT_RUN = ("needs the network", "takes hours", "needs a GPU", "goes on until it is stopped")
+NOT_RUN = ("needs the network", "needs a GPU", "needs a cluster", "takes hours", "goes on until it is stopped")
 BLOCK = re.compile(r"^```(\w*)(?: title=\"([^\"\n]+)\")?\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 
 
@@ -65,6 +65,8 @@ def run_page(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[s
     said: list[str] = []
     for block in blocks(page):
         if block.title:
+            if block.kind == "python":
+                compile(block.content, block.title, "exec")
             Path(block.title).write_text(block.content, encoding="utf-8")
         elif block.kind == "python":
             exec(compile(block.content, page, "exec"), namespace)

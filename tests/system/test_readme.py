@@ -6,6 +6,7 @@ import doctest
 import importlib
 import pkgutil
 import re
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,11 @@ def test_links_lead_somewhere() -> None:
 def test_the_reference_names_all_that_is_public() -> None:
     named = set(re.findall(r"^::: structured_voronoi\.(\S+)", (ROOT / "docs/api.md").read_text(), flags=re.MULTILINE))
     assert named >= set(structured_voronoi.__all__)
+
+
+def test_the_citation_is_of_this_version() -> None:
+    lines = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
+    assert f"version: {version('structured-voronoi')}" in lines
 
 
 def test_docstring_examples() -> None:
