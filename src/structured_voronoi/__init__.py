@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from structured_voronoi.contracts import Info as Info
     from structured_voronoi.errors import SamplingError as SamplingError
     from structured_voronoi.lookahead.lookahead import Lookahead as Lookahead
+    from structured_voronoi.run.diagnosis_files import diagnose as diagnose
     from structured_voronoi.run.generation import generate as generate
     from structured_voronoi.run.probability import probability as probability
     from structured_voronoi.run.sampling import sample as sample
@@ -48,6 +49,7 @@ _HOMES = {
     "Info": "contracts",
     "sample": "run.sampling",
     "generate": "run.generation",
+    "diagnose": "run.diagnosis_files",
     "probability": "run.probability",
     "SVS": "samplers.svs",
     "HMC": "samplers.hmc",

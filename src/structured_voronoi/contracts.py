@@ -5,6 +5,8 @@ All are protocols: any object with these attributes will do, there is no base cl
 
 from __future__ import annotations
 
+from bisect import bisect
+from collections import namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
@@ -223,16 +225,36 @@ class Info(NamedTuple):
     """Refresh: blocks redrawn."""
     refreshed: Int[Tensor, " chain"] | None = None
     """Refresh: blocks redrawn and accepted."""
+    redraws_by_length: Int[Tensor, "chain length"] | None = None
+    """Refresh: blocks redrawn, by their length in tokens; see REDRAW_LENGTHS."""
+    refreshed_by_length: Int[Tensor, "chain length"] | None = None
+    """Refresh: those that were accepted."""
+    log_weights: Float[Tensor, "chain try"] | None = None
+    """Guided: log of p W / q of the fresh texts of the last step."""
 
 
-STATE_FIELDS = ("energy", "log_mass", "unreliable")
-"""Fields of Info that describe the state a step ended in, rather than the step."""
+STATE_FIELDS = ("energy", "log_mass", "unreliable", "log_weights")
+"""Fields of Info that describe the state or the texts a step ended with, and are not added up."""
+REDRAW_LENGTHS = (1, 2, 4, 8, 16, 32)
+"""Redraws are counted by length: of one token, of two or three, of four to seven, …, of 32 and more."""
 
 
 def blank_info(energy: Float[Tensor, " chain"]) -> Info:
     """The report of a step in which nothing happened: the starting point for every sampler's counts."""
     zero = torch.zeros(len(energy), dtype=torch.int64, device=energy.device)
     return Info(energy, zero, zero, zero, zero, zero, zero.bool(), zero)
+
+
+def count_redraws(accepted: Bool[Tensor, " chain"], length: int) -> dict[str, Tensor]:
+    """The fields of Info about one redraw of each chain, all of this length."""
+    by_length = torch.zeros(len(accepted), len(REDRAW_LENGTHS), dtype=torch.int64, device=accepted.device)
+    by_length[:, bisect(REDRAW_LENGTHS, length) - 1] = 1
+    return {
+        "redraws": torch.ones_like(accepted, dtype=torch.int64),
+        "refreshed": accepted.long(),
+        "redraws_by_length": by_length,
+        "refreshed_by_length": by_length * accepted[:, None],
+    }
 
 
 def merge_infos(earlier: Info, later: Info) -> Info:
@@ -245,6 +267,11 @@ def merge_infos(earlier: Info, later: Info) -> Info:
         else:
             merged[name] = before | value if value.dtype == torch.bool else before + value
     return type(later)(**merged)
+
+
+def restored_info(fields: dict[str, Any]) -> Any:
+    """A report as it was before its fields were put into a checkpoint; a sampler may have an Info of its own."""
+    return namedtuple("Restored", fields)(**fields)
 
 
 Start = Literal["random", "ancestral"] | Int[Tensor, "chain n"] | None

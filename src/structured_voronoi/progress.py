@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Protocol
 
 
@@ -22,6 +23,15 @@ class Tick(Protocol):
     """Called after each step, with a note that the bar shows."""
 
     def __call__(self, note: str = "", steps: int = 1) -> None: ...
+
+
+_SHOWN: ContextVar[Tick] = ContextVar("shown", default=_silence)
+"""The bar that is on the screen."""
+
+
+def show_note(note: str) -> None:
+    """Shown beside the bar that is on the screen, if there is one: by work that takes long within one of its steps."""
+    _SHOWN.get()(note, 0)
 
 
 @contextlib.contextmanager
@@ -41,12 +51,12 @@ def progress_bar(total: int, show: bool, label: str = "sampling") -> Iterator[Ti
     )
 
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=total, note="")
@@ -54,4 +64,8 @@ def progress_bar(total: int, show: bool, label: str = "sampling") -> Iterator[Ti
         def tick(note: str = "", steps: int = 1) -> None:
             bar.update(task, advance=steps, note=note)
 
-        yield tick
+        before = _SHOWN.set(tick)
+        try:
+            yield tick
+        finally:
+            _SHOWN.reset(before)

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.errors import SamplingError
+from structured_voronoi.errors import MOST_SEED, SamplingError
 
 BLOCK = 8
 """Rows are evaluated in multiples of this many."""
@@ -33,8 +33,8 @@ class Rng:
         stream: str = "run",
         device: torch.device | str = "cpu",
     ) -> None:
-        if not isinstance(seed, (int, np.integer)) or seed < 0:
-            raise SamplingError(f"seed {seed!r} is not a whole number ≥ 0; give one, for example seed=0")
+        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed <= MOST_SEED:
+            raise SamplingError(f"seed {seed!r} is not a whole number ≥ 0 below 2**63; give one, for example seed=0")
         seed = int(seed)
         self.seed, self.stream, self.device = seed, stream, torch.device(device)
         self._dtype = widest_dtype(self.device)

@@ -149,9 +149,9 @@ BAD_INPUT: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: cells_of(EMBEDDINGS, torch.ones(3)),
         r"`allowed` has shape \(3,\) and type torch.float32; it must be a bool tensor",
     ),
-    "negative seed": (lambda: sampled(seed=-1), "seed -1 is not a whole number ≥ 0; give one"),
-    "no chains": (lambda: sampled(chains=0), "chains = 0; it must be a whole number of at least 1"),
-    "no draws": (lambda: sampled(draws=0), "draws = 0; it must be a whole number of at least 1"),
+    "negative seed": (lambda: sampled(seed=-1), r"seed -1 is not a whole number ≥ 0 below 2\*\*63; give one"),
+    "no chains": (lambda: sampled(chains=0), "chains = 0 is not a whole number of at least 1"),
+    "no draws": (lambda: sampled(draws=0), "draws = 0 is not a whole number of at least 1"),
 }
 
 

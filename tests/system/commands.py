@@ -23,7 +23,7 @@ class Done(NamedTuple):
 def svs(*words: str, code: int = 0, cwd: Path | None = None) -> Done:
     """Run a command; an error that is not the user's is raised, as the command would show its traceback."""
     out, err = io.StringIO(), io.StringIO()
-    with _as_if_fresh(cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with as_if_fresh(cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             found = cli.run(list(words))
         except SystemExit as stop:  # --help
@@ -33,7 +33,7 @@ def svs(*words: str, code: int = 0, cwd: Path | None = None) -> Done:
 
 
 @contextlib.contextmanager
-def _as_if_fresh(cwd: Path | None) -> Iterator[None]:
+def as_if_fresh(cwd: Path | None) -> Iterator[None]:
     """In a folder, and without what a command imports from there afterwards."""
     before, path, modules = Path.cwd(), list(sys.path), set(sys.modules)
     os.chdir(cwd or before)

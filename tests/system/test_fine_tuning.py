@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import structured_voronoi as sv
-from structured_voronoi.models import training
+from structured_voronoi.models import unfinished
 from structured_voronoi.models.corpora import Corpus
 from structured_voronoi.models.fine_tuning import TICKS, FineTuning, fine_tune
 from structured_voronoi.models.loading import BUNDLED, load_model
@@ -65,7 +65,7 @@ def test_texts_learn_to_end(base: Path, tmp_path: Path) -> None:
 
 
 def test_fine_tuning_goes_on_where_it_was(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "CHECKPOINT_STEPS", 10)
+    monkeypatch.setattr(unfinished, "CHECKPOINT_STEPS", 10)
     calls = 0
 
     def kill(note: str, steps: int) -> None:
@@ -78,7 +78,7 @@ def test_fine_tuning_goes_on_where_it_was(base: Path, tmp_path: Path, monkeypatc
     with pytest.raises(Killed):
         fine_tune(CORPUS, tmp_path / "part", recipe(base), kill)
     assert (tmp_path / "part" / UNFINISHED).exists()
-    with pytest.raises(sv.SamplingError, match="other settings or other texts"):
+    with pytest.raises(sv.SamplingError, match=r"holds a run with another epochs \(8.0, not 2.0\)"):
         fine_tune(CORPUS, tmp_path / "part", recipe(base, epochs=2.0), kill)
     again = fine_tune(CORPUS, tmp_path / "part", recipe(base), lambda note, steps: None)
     assert again["held_out_loss"] == whole["held_out_loss"]

@@ -92,11 +92,6 @@ def test_tuned_scale_does_not_depend_on_the_run() -> None:
     assert sv.SVS(scale=0.3).tuned(Pairs(), seed=3).scale == 0.3
 
 
-def test_checkpoints_are_refused_by_name() -> None:
-    with pytest.raises(sv.SamplingError, match="not part of this version"):
-        draws(checkpoint="somewhere")
-
-
 def test_tuning_starts_where_the_user_does() -> None:
     """A target of which random starts find nothing: one state, and its neighbours, out of many."""
     embeddings = torch.randn(30, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

@@ -114,7 +114,10 @@ def test_ancestral_sampling_is_refused_where_it_is_not_the_truth() -> None:
         (["sample", "--suffix", " pub.", "--ends", "anywhere"], "leave it out, or say ends='never'"),
         (["train", "lm", "--data", "builtin", "--out", "x", "--seed", "-1"], "--seed -1"),
         (["sample", "--control", "regex="], "regular expression is empty"),
-        (["train", "lm", "--data", "nowhere.csv", "--out", "x"], "nowhere.csv does not exist"),
+        (
+            ["train", "lm", "--data", "nowhere.csv", "--out", "x"],
+            "'nowhere.csv' cannot be read (No such file or directory)",
+        ),
     ],
 )
 def test_mistakes_get_one_line(words: list[str], said: str, tmp_path: Path) -> None:
@@ -179,11 +182,11 @@ def test_the_corpus_varies_and_its_labels_are_true() -> None:
 
 def test_training_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A training that is killed and started again gives the same weights as one that was never stopped."""
-    from structured_voronoi.models import training
+    from structured_voronoi.models import unfinished
 
     texts = [one.text for one in descriptions(240, seed=0)]
     corpus = Corpus(texts, texts[:20])
-    monkeypatch.setattr(training, "CHECKPOINT_STEPS", 10)
+    monkeypatch.setattr(unfinished, "CHECKPOINT_STEPS", 10)
     whole = train_language_model(corpus, tmp_path / "whole", SMALL, lambda note, steps: None)
 
     class Killed(Exception):
@@ -200,7 +203,7 @@ def test_training_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(Killed):
         train_language_model(corpus, tmp_path / "part", SMALL, kill)
     assert (tmp_path / "part" / UNFINISHED).exists()
-    with pytest.raises(sv.SamplingError, match="other texts"):
+    with pytest.raises(sv.SamplingError, match="holds a run with another texts"):
         train_language_model(Corpus(texts[1:], texts[:20]), tmp_path / "part", SMALL, kill)
     again = train_language_model(corpus, tmp_path / "part", SMALL, lambda note, steps: None)
     assert again["held_out_loss"] == whole["held_out_loss"]

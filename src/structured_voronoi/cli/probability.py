@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from structured_voronoi.errors import SamplingError, check_seed
-from structured_voronoi.run.presets import DEFAULT_LENGTH, ENDS_HELP, LENGTH_HELP, STOP_HELP, written_ending
+from structured_voronoi.cli import WHOLE
+from structured_voronoi.errors import CONTROL_SECONDS, SamplingError, check_count, check_positive, check_seed
+from structured_voronoi.run.presets import (
+    CHECKPOINT_HELP,
+    CONTROL_TIMEOUT_HELP,
+    DEFAULT_LENGTH,
+    ENDS_HELP,
+    LENGTH_HELP,
+    RESUME_HELP,
+    STOP_HELP,
+    check_resume,
+    written_ending,
+)
 
 if TYPE_CHECKING:
     from structured_voronoi.run.probability import Probability
@@ -23,17 +37,20 @@ def probability(
         str, Parameter(help="`bundled`, a name of `svs models ls`, a Hugging Face hub name, a folder, or a .gguf file.")
     ] = "bundled",
     prompt: Annotated[str, Parameter(help="Text on the left.")] = "",
-    length: Annotated[int, Parameter(help=LENGTH_HELP)] = DEFAULT_LENGTH,
+    length: Annotated[int, WHOLE, Parameter(help=LENGTH_HELP)] = DEFAULT_LENGTH,
     ends: Annotated[str | None, Parameter(help=ENDS_HELP)] = None,
     stop: Annotated[list[str] | None, Parameter(help=STOP_HELP)] = None,
-    texts: Annotated[int, Parameter(help="Weighted texts; half as many are drawn to learn from.")] = 2048,
-    seed: Annotated[int, Parameter(help="Seed of all random streams.")] = 0,
+    texts: Annotated[int, WHOLE, Parameter(help="Weighted texts; half as many are drawn to learn from.")] = 2048,
+    seed: Annotated[int, WHOLE, Parameter(help="Seed of all random streams.")] = 0,
     monte_carlo: Annotated[
         bool, Parameter(help="Also draw as many texts of the model itself, and count those that fit.", negative="")
     ] = False,
     as_json: Annotated[bool, Parameter(name="--json", help="One line of JSON.")] = False,
+    checkpoint: Annotated[Path | None, Parameter(help=CHECKPOINT_HELP)] = None,
+    resume: Annotated[bool, Parameter(help=RESUME_HELP, negative="")] = False,
     device: Annotated[str, Parameter(help="cpu, cuda, …")] = "cpu",
     dtype: Annotated[str, Parameter(help="float32, float64, bfloat16 or float16.")] = "float32",
+    control_timeout: Annotated[float, Parameter(help=CONTROL_TIMEOUT_HELP)] = CONTROL_SECONDS,
 ) -> int:
     """Estimate the probability that a model's text satisfies the controls, also where it is tiny.
 
@@ -47,18 +64,22 @@ def probability(
     check_seed(seed)
     if texts < 64:
         raise SamplingError(f"--texts {texts} are too few for an interval; use 64 or more")
+    check_resume(resume, checkpoint)
+    check_count(texts=texts)
+    check_positive(control_timeout=control_timeout)
 
-    from structured_voronoi.controls.parsing import parse_control
+    from structured_voronoi.run.generation import read_controls
     from structured_voronoi.run.probability import probability as estimate
     from structured_voronoi.targets.controlled import Controlled
     from structured_voronoi.targets.language_model import LanguageModel
 
-    controls = dict(parse_control(written, device) for written in control)
-    language_model = LanguageModel.load(
-        model, prompt=prompt, length=length, **written_ending(ends, stop), device=device, dtype=dtype
-    )
-    target = Controlled(language_model, controls)
-    found = estimate(target, texts=texts, seed=seed, keep=True, monte_carlo=monte_carlo)
+    with contextlib.redirect_stdout(sys.stderr):  # a control may print, but not into the result
+        controls = read_controls(control, device)
+        language_model = LanguageModel.load(
+            model, prompt=prompt, length=length, **written_ending(ends, stop), device=device, dtype=dtype
+        )
+        target = Controlled(language_model, controls, control_timeout)
+        found = estimate(target, texts, seed, keep=True, monte_carlo=monte_carlo, checkpoint=checkpoint, resume=resume)
     if as_json:
         print(json.dumps({**_as_numbers(found), "verdict": found.verdict}, ensure_ascii=False, allow_nan=False))
         return 0

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from structured_voronoi.errors import SamplingError, check_seed, did_you_mean
+from structured_voronoi.cli import WHOLE
+from structured_voronoi.errors import SamplingError, check_count, check_seed, did_you_mean, is_file, is_folder
 from structured_voronoi.experiments import EXPERIMENTS, Experiment
 
 WITH_DATA = ", ".join(name for name, experiment in EXPERIMENTS.items() if experiment.takes_data)
@@ -23,9 +24,9 @@ def reproduce(
     *,
     out: Annotated[Path, Parameter(help="Folder for NAME.json, NAME.md and pictures.")] = Path("results"),
     runs: Annotated[
-        int | None, Parameter(help="Independent runs (chains); the default is the experiment's own.")
+        int | None, WHOLE, Parameter(help="Independent runs (chains); the default is the experiment's own.")
     ] = None,
-    seed: Annotated[int | None, Parameter(help="Seed; the default is the experiment's own.")] = None,
+    seed: Annotated[int | None, WHOLE, Parameter(help="Seed; the default is the experiment's own.")] = None,
     data: Annotated[
         str | None,
         Parameter(help=f"{WITH_DATA}: train a language model on these texts first (kept in the cache)."),
@@ -44,8 +45,9 @@ def reproduce(
         raise SamplingError(f"unknown experiment {name!r}; {did_you_mean(name, [*EXPERIMENTS, 'all'])}")
     if runs is not None and runs < 2:
         raise SamplingError(f"--runs {runs}: intervals need two or more runs; leave it out for the default")
+    check_count(runs=runs or 2)
     check_seed(seed or 0)
-    if data not in (None, "builtin") and not Path(data).exists():
+    if data not in (None, "builtin") and not (is_file(data) or is_folder(data)):
         raise SamplingError(f"--data {data} does not exist; give a folder of E2E or SST-2 files, or a text file")
     chosen = {name: EXPERIMENTS[name]} if name != "all" else _select_runnable(data)
     if name != "all":

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from structured_voronoi.errors import SamplingError, check_seed
+from structured_voronoi.cli import WHOLE
+from structured_voronoi.errors import CONTROL_SECONDS, SamplingError, check_seed
 from structured_voronoi.run.presets import (
+    CHECKPOINT_HELP,
+    CONTROL_TIMEOUT_HELP,
     DEFAULT_LENGTH,
+    DEFAULT_PATIENCE,
     ENDS_HELP,
     LENGTH_HELP,
+    RESUME_HELP,
     STOP_HELP,
     TEXT_SAMPLERS,
     TEXT_SCALE,
+    check_resume,
     check_sampler_name,
     written_ending,
 )
-
-if TYPE_CHECKING:
-    from structured_voronoi.contracts import Control
 
 
 def sample(
@@ -43,10 +47,10 @@ def sample(
     ] = False,
     system: Annotated[str, Parameter(help="The system message of a chat.")] = "",
     suffix: Annotated[str, Parameter(help="Text on the right: the model fills the gap.")] = "",
-    length: Annotated[int, Parameter(help=LENGTH_HELP)] = DEFAULT_LENGTH,
+    length: Annotated[int, WHOLE, Parameter(help=LENGTH_HELP)] = DEFAULT_LENGTH,
     ends: Annotated[str | None, Parameter(help=ENDS_HELP)] = None,
     stop: Annotated[list[str] | None, Parameter(help=STOP_HELP)] = None,
-    n: Annotated[int, Parameter(name="-n", help="Texts, each from a chain of its own.")] = 8,
+    n: Annotated[int, WHOLE, Parameter(name="-n", help="Texts, each from a chain of its own.")] = 8,
     sampler: Annotated[
         str,
         Parameter(
@@ -60,14 +64,15 @@ def sample(
     ] = TEXT_SCALE,
     warmup: Annotated[
         int | None,
+        WHOLE,
         Parameter(
             help="Steps of each chain before its text. Default: none where chains start at the truth; for guided, as "
             "many as leave 1 % of texts dependent on their start, by the effective share in a pilot; else 100."
         ),
     ] = None,
-    thin: Annotated[int, Parameter(help="Further steps to the text.")] = 1,
+    thin: Annotated[int, WHOLE, Parameter(help="Further steps to the text.")] = 1,
     start: Annotated[Literal["ancestral", "random"], Parameter(help="Where chains start.")] = "ancestral",
-    seed: Annotated[int, Parameter(help="Seed of all random streams.")] = 0,
+    seed: Annotated[int, WHOLE, Parameter(help="Seed of all random streams.")] = 0,
     control: Annotated[
         list[str] | None,
         Parameter(
@@ -77,8 +82,14 @@ def sample(
         ),
     ] = None,
     out: Annotated[Path | None, Parameter(help="JSONL file, one line a text.")] = None,
+    checkpoint: Annotated[Path | None, Parameter(help=CHECKPOINT_HELP)] = None,
+    resume: Annotated[bool, Parameter(help=RESUME_HELP, negative="")] = False,
     device: Annotated[str, Parameter(help="cpu, cuda, …")] = "cpu",
     dtype: Annotated[str, Parameter(help="float32, float64, bfloat16 or float16.")] = "float32",
+    patience: Annotated[
+        float, Parameter(help="Seconds of computing after which rejection gives up if it has accepted no text at all.")
+    ] = DEFAULT_PATIENCE,
+    control_timeout: Annotated[float, Parameter(help=CONTROL_TIMEOUT_HELP)] = CONTROL_SECONDS,
 ) -> int:
     """Draw texts from a language model, under control if you like; they appear as they come.
 
@@ -87,6 +98,7 @@ def sample(
     for name, value, least in (("-n", n, 1), ("--warmup", warmup or 0, 0), ("--thin", thin, 1)):
         if value < least:
             raise SamplingError(f"{name} {value} is too small; use {least} or more")
+    check_resume(resume, checkpoint)
     if prompt is not None and prompts is not None:
         raise SamplingError("--prompt and --prompts cannot go together; put the prompt into the file")
     check_seed(seed)
@@ -96,15 +108,13 @@ def sample(
         from structured_voronoi.run.prompt_files import read_prompts
 
         asked = read_prompts(prompts, prompt_column)
-    controls: dict[Control, float] = {}
-    if control:
-        from structured_voronoi.controls.parsing import parse_control
-
-        controls = dict(parse_control(written, device) for written in control)
     _check_writable(out)
 
-    from structured_voronoi.run.generation import Request, fulfil
+    from structured_voronoi.run.generation import Request, fulfil, read_controls
 
+    stdout = sys.stdout
+    with contextlib.redirect_stdout(sys.stderr):  # a control may print, but not among the texts
+        controls = read_controls(control or [], device)
     request = Request(
         model,
         asked,
@@ -123,32 +133,37 @@ def sample(
         seed=seed,
         device=device,
         dtype=dtype,
+        checkpoint=checkpoint,
+        resume=resume,
+        patience=patience,
+        control_timeout=control_timeout,
     )
 
     def say(words: str) -> None:
         print(f"svs: {words}", file=sys.stderr)
 
-    with contextlib.ExitStack() as stack:
-        file = None
-        for batch in fulfil(request, say, say):
-            if out is not None and file is None:  # what is in the file stays until there is something to write
-                file = stack.enter_context(out.open("w", encoding="utf-8"))
+    with contextlib.redirect_stdout(sys.stderr), contextlib.ExitStack() as stack:
+        lines, batches = None, stack.enter_context(contextlib.closing(fulfil(request, say, say)))
+        for batch in batches:
+            if out is not None:
+                from structured_voronoi.storage import LineFile
+
+                lines = lines or stack.enter_context(LineFile(out))
+                lines.write([json.dumps(text.line(), ensure_ascii=False, allow_nan=False) for text in batch.texts])
             for text in batch.texts:
-                print(text.text if prompts is None else f"{text.prompt} →{text.text}", flush=True)
-                if file is not None:
-                    file.write(json.dumps(text.line(), ensure_ascii=False, allow_nan=False) + "\n")
-                    file.flush()
+                print(text.text if prompts is None else f"{text.prompt} →{text.text}", flush=True, file=stdout)
     return 0
 
 
 def _check_writable(path: Path | None) -> None:
-    """Can the file be written? Asked before the long work, which leaves it as it is."""
+    """Can the file be written? Asked before the long work, which leaves it as it is; a pipe needs a reader."""
     if path is None:
         return
-    is_new = not path.exists()
     try:
-        path.open("a").close()
+        is_new = not path.exists()
+        os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NONBLOCK", 0), 0o666))
         if is_new:
             path.unlink()
-    except OSError as error:
-        raise SamplingError(f"--out {path} cannot be written ({error.strerror}); choose another file") from error
+    except (OSError, ValueError) as error:  # a ValueError where the name holds a NUL
+        reason = getattr(error, "strerror", None) or error
+        raise SamplingError(f"--out {str(path)[:200]!r} cannot be written ({reason}); choose another file") from error

@@ -8,9 +8,21 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from structured_voronoi.cli import WHOLE
 from structured_voronoi.errors import SamplingError, check_seed
+from structured_voronoi.run.presets import check_resume
 
-Seed = Annotated[int, Parameter(help="Seed of all random streams.")]
+WRITTEN = ("model", "config", "tokenizer", "generation_config", "training", "new")
+"""How the names of the files begin that a training writes: folders that are called so are in the way."""
+Seed = Annotated[int, WHOLE, Parameter(help="Seed of all random streams.")]
+Unfinished = Annotated[
+    Path | None,
+    Parameter(
+        help="Folder in which what is unfinished is kept. Without it that is a folder in --out, and the same command "
+        "goes on by itself after it was stopped."
+    ),
+]
+Resume = Annotated[bool, Parameter(help="Go on with the training in --checkpoint, if there is one.", negative="")]
 
 
 def train_lm(
@@ -28,6 +40,8 @@ def train_lm(
     ] = None,
     seed: Seed = 0,
     half: Annotated[bool, Parameter(help="Store float16 weights.")] = False,
+    checkpoint: Unfinished = None,
+    resume: Resume = False,
 ) -> int:
     """Train a small GPT-2 with a tokenizer of its own, or fine-tune a model; run the same command again to go on.
 
@@ -36,6 +50,8 @@ def train_lm(
     Example: svs train lm --base smollm2 --data reviews.txt --out my-model
     """
     check_seed(seed)
+    check_resume(resume, checkpoint)
+    resume = resume or checkpoint is None
     if not 0 < epochs < 1000:
         raise SamplingError(f"--epochs {epochs}: choose a positive number, 1 for example")
     if minutes is not None and base is None:
@@ -49,13 +65,13 @@ def train_lm(
     from structured_voronoi.models.folders import writable_folder
     from structured_voronoi.progress import progress_bar
 
-    corpus, folder = load_corpus(data), writable_folder(out)
+    corpus, folder = load_corpus(data), writable_folder(out, WRITTEN)
     if base is None:
         from structured_voronoi.models.training import Recipe, train_language_model
 
         recipe = Recipe(epochs=epochs, seed=seed)
         with progress_bar(recipe.steps(len(corpus.train)), show=True, label="training") as tick:
-            report = train_language_model(corpus, folder, recipe, tick, half)
+            report = train_language_model(corpus, folder, recipe, tick, half, checkpoint, resume)
         print(f"{folder}: held-out perplexity {report['held_out_perplexity']:.2f} a token ({report['texts']:,} texts)")
         return 0
 
@@ -65,7 +81,7 @@ def train_lm(
         FineTuning(base, epochs=epochs, seed=seed) if minutes is None else FineTuning(base, minutes, epochs, seed=seed)
     )
     with progress_bar(TICKS, show=True, label="fine-tuning") as tick:
-        report = fine_tune(corpus, folder, plan, tick, half)
+        report = fine_tune(corpus, folder, plan, tick, half, checkpoint, resume)
     print(
         f"{folder}: held-out loss {report['held_out_loss_before']:.3f} → {report['held_out_loss']:.3f} nats a token, "
         f"perplexity {report['held_out_perplexity']:.2f} ({report['texts']:,} texts in {report['minutes_taken']:.0f} "
@@ -92,9 +108,11 @@ def train_classifier(
         ),
     ] = "light",
     epochs: Annotated[float | None, Parameter(help="Passes over the texts; four or more if left out.")] = None,
-    limit: Annotated[int | None, Parameter(help="Read no more texts than this.")] = None,
+    limit: Annotated[int | None, WHOLE, Parameter(help="Read no more texts than this.")] = None,
     seed: Seed = 0,
     device: Annotated[str, Parameter(help="cpu, cuda, …")] = "cpu",
+    checkpoint: Unfinished = None,
+    resume: Resume = False,
 ) -> int:
     """Train a control from labelled texts of your own; use it with `svs sample --control FOLDER=LABEL`.
 
@@ -103,8 +121,12 @@ def train_classifier(
     from structured_voronoi.progress import progress_bar
 
     check_seed(seed)
+    check_resume(resume, checkpoint)
+    resume = resume or checkpoint is None
     if epochs is not None and not 0 < epochs < 10_000:
         raise SamplingError(f"--epochs {epochs}: choose a positive number, 4 for example")
+    if kind == "encoder" and checkpoint is not None:
+        raise SamplingError("--checkpoint does not go with --kind encoder, whose training begins anew; leave it out")
     model = model or ("minilm" if kind == "encoder" else "bundled")
     with progress_bar(1, show=True, label=f"loading {model}"):  # the imports alone take seconds
         from structured_voronoi.models.classifier_training import SHORT, SHORT_F1, check_labels, train_classifier
@@ -116,7 +138,7 @@ def train_classifier(
 
         labelled = labelled_texts(data, text, label, limit)
         check_labels(labelled.labels)
-        folder = writable_folder(out)
+        folder = writable_folder(out, WRITTEN)
         if kind != "encoder":
             recipe = ClassifierRecipe(kind=kind, epochs=epochs, seed=seed)
             loaded = load_model(model, device)
@@ -126,7 +148,7 @@ def train_classifier(
             report = train_encoder(labelled.texts, labelled.labels, folder, encoder, tick)
     else:
         with progress_bar(recipe.steps(len(labelled.texts)), show=True, label="training") as tick:
-            report = train_classifier(labelled.texts, labelled.labels, loaded, folder, recipe, tick)
+            report = train_classifier(labelled.texts, labelled.labels, loaded, folder, recipe, tick, checkpoint, resume)
 
     from rich.console import Console
     from rich.table import Table
@@ -134,7 +156,7 @@ def train_classifier(
     grid = Table("label", "precision", "recall", "F1", "held-out texts")
     for name, scores in report["classes"].items():
         grid.add_row(name, *(f"{scores[key]:.3f}" for key in ("precision", "recall", "f1")), str(scores["count"]))
-    Console(width=None if sys.stdout.isatty() else 120).print(grid)
+    Console(width=None if sys.stdout.isatty() else 120, markup=False, emoji=False).print(grid)
     short = f" ({report[SHORT_F1]:.3f} cut to {SHORT} tokens)" if SHORT_F1 in report else ""
     print(
         f"{folder}: macro-F1 {report['macro_f1']:.3f} on {report['held_out_texts']:,} held-out texts{short}; "

@@ -8,16 +8,21 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from structured_voronoi.errors import SamplingError, check_seed
+from structured_voronoi.cli import WHOLE
+from structured_voronoi.errors import SamplingError, check_memory, check_seed
 
 if TYPE_CHECKING:
     from structured_voronoi.verify.claims import Case
 
 
+CHAIN_BYTES = 10_000
+"""What a chain takes at the most, roughly: its place among the cells of a few tokens."""
+
+
 def verify(
     *,
-    chains: Annotated[int, Parameter(help="Chains started at the truth; more see a smaller bias.")] = 20_000,
-    seed: Annotated[int, Parameter(help="Seed of all random streams.")] = 0,
+    chains: Annotated[int, WHOLE, Parameter(help="Chains started at the truth; more see a smaller bias.")] = 20_000,
+    seed: Annotated[int, WHOLE, Parameter(help="Seed of all random streams.")] = 0,
 ) -> int:
     """Check every sampler against targets whose truth is known.
 
@@ -26,6 +31,7 @@ def verify(
     """
     if chains < 1000:
         raise SamplingError(f"--chains {chains} would see no bias; use 1000 or more")
+    check_memory(CHAIN_BYTES * chains, f"--chains {chains}")
     check_seed(seed)
 
     from structured_voronoi.verify.claims import cases

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from structured_voronoi.controls import BUNDLED_CONTROLS, bundled_controls
-from structured_voronoi.errors import SamplingError, did_you_mean, usable_device
+from structured_voronoi.errors import SamplingError, did_you_mean, is_folder, usable_device
 from structured_voronoi.models.classifiers import first_token, identity_of, load_classifier, mismatch, states_of
 from structured_voronoi.models.loading import Loaded
 from structured_voronoi.targets.language_model import LanguageModel
@@ -40,7 +40,7 @@ class Classifier:
         """A bundled classifier by name, or a folder written by `svs train classifier`."""
         if str(name) in bundled_controls():
             folder = BUNDLED_CONTROLS / name
-        elif Path(name).is_dir():
+        elif is_folder(name):
             folder = Path(name)
         else:
             raise SamplingError(

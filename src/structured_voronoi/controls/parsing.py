@@ -24,7 +24,7 @@ from typing import Any
 
 from structured_voronoi import controls
 from structured_voronoi.contracts import Control
-from structured_voronoi.errors import SamplingError, did_you_mean
+from structured_voronoi.errors import SamplingError, did_you_mean, is_file, is_folder, one_line, user_code
 
 COUNTED = ("words", "characters")
 """What can be counted in a text: the names of the predicates that do."""
@@ -54,7 +54,7 @@ def parse_control(text: str, device: str = "cpu") -> tuple[Control, float]:
     if name == "only" and equals:
         return controls.Predicate.only(value.split(",")), weight
     known = [*controls.bundled_controls(), "keyword", "regex", *COUNTED, "only"]
-    if "/" in name or "\\" in name or name.startswith(".") or (name and name not in known and Path(name).is_dir()):
+    if "/" in name or "\\" in name or name.startswith(".") or (name and name not in known and is_folder(name)):
         folder, equals, label = written.rpartition("=")
         if not equals or not label:
             raise SamplingError(f"the control {text!r} names no label; write {written.rstrip('=')}=LABEL")
@@ -93,16 +93,18 @@ def _split_weight(text: str) -> tuple[str, float]:
 def _load_classifier(folder: str, label: str, device: str) -> Control:
     """A classifier of this package, whose config has the key `classifier`; else one of Hugging Face."""
     path = Path(folder)
-    if folder.startswith((".", "/", "~")) and not path.is_dir():
+    if folder.startswith((".", "/", "~")) and not is_folder(path):
         raise SamplingError(f"there is no folder {folder}; train one with `svs train classifier --out {folder}`")
     config = path / "config.json"
-    if path.is_dir():
-        if not config.is_file():
+    if is_folder(path):
+        if not is_file(config):
             raise SamplingError(f"{folder} holds no config.json; give a folder written by `svs train classifier`")
         try:
             is_ours = "classifier" in json.loads(config.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise SamplingError(f"{config} is not JSON ({error}); the folder is damaged: train it again") from error
+        except (ValueError, TypeError, OSError, RecursionError) as error:  # a number holds nothing: a TypeError
+            raise SamplingError(
+                f"{config} cannot be read ({one_line(error)}); the folder is damaged: train it again"
+            ) from error
         if is_ours:
             return controls.Classifier.load(path, label, device)
     return controls.TextClassifier.load(folder, label, device)
@@ -113,13 +115,9 @@ def _import_control(written: str) -> Any:
     module, _, name = written.partition(":")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    try:
+    remedy = "run the command where the file is"
+    with user_code(f"the control {written!r}: {module}", remedy, what="cannot be imported"):
         attribute = getattr(importlib.import_module(module), name, None)
-    except Exception as error:  # importing runs the user's code, which may raise anything
-        raise SamplingError(
-            f"the control {written!r}: {module} cannot be imported ({type(error).__name__}: {error}); "
-            "run the command where the file is"
-        ) from error
     if not callable(attribute) and not isinstance(attribute, Control):
         raise SamplingError(f"the control {written!r}: {module} has no function or control {name!r}; check its name")
     return attribute

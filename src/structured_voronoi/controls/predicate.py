@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from structured_voronoi.contracts import Pattern
-from structured_voronoi.errors import SamplingError, did_you_mean, one_line
+from structured_voronoi.errors import SamplingError, did_you_mean, one_line, user_code
 
 Kind = Literal["auto", "probability", "log_score"]
 
@@ -152,20 +152,17 @@ class Predicate:
 
     def _answer(self, text: str) -> float:
         """The function's value for the text: a probability, a log-score or NaN."""
-        try:
+        remedy = "make the function answer for every text"
+        with user_code(f"the control {self.name}", remedy, what=f"failed on the text {text!r}"):
             answer = self.function(text)
             if hasattr(answer, "item"):
                 answer = answer.item()  # a number of numpy's or torch's
-        except Exception as error:  # it is the user's function, and the user must hear which text it stumbled over
-            raise SamplingError(
-                f"the control {self.name} failed on the text {text!r}: {type(error).__name__}: {error}; "
-                "make the function answer for every text"
-            ) from error
-        if not isinstance(answer, (bool, numbers.Real)):
-            raise SamplingError(
-                f"the control {self.name} gave {answer!r} for the text {text!r}; return True, False or a number"
-            )
-        value = float(answer)
+            if not isinstance(answer, (bool, numbers.Real)):
+                raise SamplingError(
+                    f"the control {self.name} gave {repr(answer)[:80]} for the text {text!r}; return True, False or a "
+                    "number"
+                )
+            value = float(answer)
         if self.kind == "log_score":
             if isinstance(answer, bool):
                 value = 0.0 if answer else -math.inf

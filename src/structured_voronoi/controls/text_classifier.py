@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.errors import SamplingError, did_you_mean, one_line, usable_device
+from structured_voronoi.errors import SamplingError, did_you_mean, is_folder, one_line, usable_device
 from structured_voronoi.models.fetching import WHEELS
-from structured_voronoi.models.loading import check_complete, hub_options, quiet_libraries
+from structured_voronoi.models.loading import check_complete, hub_options, quiet_libraries, refuse_absurd
 from structured_voronoi.streams import in_blocks
 
 AT_A_TIME = 64
@@ -43,23 +43,27 @@ class TextClassifier:
                 f"{source}, the {WHEELS[source].kind}, has no classes of its own; fine-tune it on labelled texts with "
                 "`svs train classifier --kind encoder --out FOLDER`, and give that folder"
             )
-        options = {} if Path(source).is_dir() else hub_options(source)
+        options = {} if is_folder(source) else hub_options(source)
 
-        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+        from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
         quiet_libraries()
+        subject = f"the text classifier {source!r}"
         try:
+            refuse_absurd(subject, AutoConfig.from_pretrained(source, trust_remote_code=False, **options))
             tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
             model: Any
             model, loading_info = AutoModelForSequenceClassification.from_pretrained(
                 source, trust_remote_code=False, use_safetensors=True, output_loading_info=True, **options
             )
+        except SamplingError:
+            raise
         except Exception as error:  # the libraries below raise many kinds; each means that this model cannot be had
             raise SamplingError(
-                f"the text classifier {str(name)!r} cannot be loaded ({type(error).__name__}: {one_line(error)}); "
-                "check the folder, or the hub name and the connection"
+                f"{subject} cannot be loaded ({type(error).__name__}: {one_line(error)}); check the folder, or the hub "
+                "name and the connection"
             ) from error
-        check_complete(f"the text classifier {str(name)!r}", loading_info)
+        check_complete(subject, loading_info)
         return cls(model.to(usable_device(device)), tokenizer, label, Path(name).name)
 
     @torch.no_grad()

@@ -11,6 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from structured_voronoi.run.figures import new_figure as new_figure
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -50,20 +52,6 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     lines = ["| " + " | ".join(header) + " |", "| " + " | ".join("---" for _ in header) + " |"]
     lines += ["| " + " | ".join(_format(value) for value in row) + " |" for row in rows]
     return "\n".join(lines)
-
-
-def new_figure(width: float, height: float, **layout: Any) -> tuple[Figure, Any]:
-    """A figure and its axes, drawn without a screen."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(**layout)
-    for axis in [axes] if not hasattr(axes, "flat") else axes.flat:
-        for side in {"top", "right"} & set(axis.spines):
-            axis.spines[side].set_visible(False)
-    return figure, axes
 
 
 def _without_nan(value: Any) -> Any:

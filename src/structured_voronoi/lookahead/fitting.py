@@ -40,7 +40,7 @@ CHECKED, LEAST_CHECKED, FINALISTS, MANY = 128, 16, 3, 512
 texts to learn from, only one δ is tried."""
 ENOUGH = 20
 """Effective texts of the model that satisfy the target, by which lookaheads can be judged instead."""
-DELTAS = (0.03, 0.1, 1.0)
+DELTAS = (0.03, 0.1, 0.3)
 """Shares of the plain model that are tried. With 0.001, intervals of probabilities held the truth too seldom: what a
 lookahead hardly ever draws, its own draws do not show."""
 LEAST_LABEL = 1e-12

@@ -13,7 +13,7 @@ from structured_voronoi.lookahead.lookahead import Lookahead, identify
 from structured_voronoi.models.folders import cache_folder
 from structured_voronoi.problem.problem import Problem
 
-FITTING = 4
+FITTING = 5
 """Raised when lookaheads are fitted otherwise, so that old ones are not found."""
 
 

@@ -46,6 +46,9 @@ LEAST_READING = 1e-3
 """What a control says of a prefix is read as log-odds, up to those of this."""
 REST = "rest"
 """The name of the only factor of a target that does not list its own."""
+POWER = 0.8
+"""Of the product of the heads' values. They are too sure of themselves in contexts that they have hardly seen, and one
+text that they thought hopeless weighs as much as hundreds (docs/results/lookahead.md)."""
 
 
 class Proposal(NamedTuple):
@@ -196,6 +199,7 @@ class Lookahead:
         p, value = log_probs.exp(), widened(torch.ones_like(log_probs))
         for factor in values:
             value = value * factor
+        value = value.pow(POWER)
         expected = (p * value).sum(-1, keepdim=True)
         return Weighed.of(log_probs, torch.where(expected > 0, value + self.delta * expected, 1.0))
 
@@ -360,8 +364,7 @@ def hidden_features(problem: Problem, hidden: Tensor | None, rows: int) -> Float
 def identify(problem: Problem) -> dict[str, Any]:
     """What a lookahead depends on, as JSON keeps it; models, weights and classifiers are told apart by what they say
     of a few texts."""
-    tokens, table = problem.allowed_tokens, problem.embeddings.detach().float()
-    rows = torch.stack([tokens[(torch.arange(problem.length) * step + step) % len(tokens)] for step in (1, 7, 31)])
+    table, rows = problem.embeddings.detach().float(), few_texts(problem)
     factors = problem.log_factors(rows) if problem.log_factors is not None else {}
     likely = token_log_probs(problem, rows).sum(-1) if problem.is_autoregressive else rows[:0, 0]
     return {
@@ -374,3 +377,9 @@ def identify(problem: Problem) -> dict[str, Any]:
         "model": [f"{value:.3g}" for value in (*table[:: max(1, len(table) // 7), 0][:8], *likely.tolist())],
         "scores": {name: [f"{value:.3g}" for value in scores.tolist()] for name, scores in sorted(factors.items())},
     }
+
+
+def few_texts(problem: Problem) -> Int[Tensor, "row n"]:
+    """Texts of no sense by which targets are told apart."""
+    tokens = problem.allowed_tokens
+    return torch.stack([tokens[(torch.arange(problem.length) * step + step) % len(tokens)] for step in (1, 7, 31)])

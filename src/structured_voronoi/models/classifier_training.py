@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,7 +19,10 @@ from structured_voronoi.metrics.classification import classification_report
 from structured_voronoi.models.batches import descend
 from structured_voronoi.models.classifier_reading import encode_texts, most_probable_labels, network_logits, text_limit
 from structured_voronoi.models.classifiers import NETWORKS, ClassifierRecipe, Kind, identity_of, save_classifier
+from structured_voronoi.models.corpora import Labelled
 from structured_voronoi.models.loading import Loaded
+from structured_voronoi.models.training import UNFINISHED, digest
+from structured_voronoi.models.unfinished import Unfinished
 
 SHORT, SHORT_F1 = 20, "macro_f1_of_20_tokens"
 """Texts are judged whole and cut to this many tokens, the default length of a sampled text."""
@@ -32,10 +36,13 @@ def train_classifier(
     out: Path,
     recipe: ClassifierRecipe,
     tick: Callable[[str, int], None],
+    checkpoint: Path | None = None,
+    resume: bool = True,
 ) -> dict[str, Any]:
-    """Train into the folder ``out``, with ``tick(note, steps)`` called after each step.
+    """Train, or resume training, into the folder ``out``, with ``tick(note, steps)`` called after each step.
 
-    Returns the report, which is also kept in the folder's config.json.
+    What is unfinished is kept in ``checkpoint``, or in a folder of ``out``. Returns the report, which is also kept in
+    the folder's config.json.
     """
     if recipe.kind not in get_args(Kind):
         raise SamplingError(f"kind {recipe.kind!r} is unknown; choose {' or '.join(get_args(Kind))}")
@@ -51,16 +58,46 @@ def train_classifier(
     optimiser = torch.optim.AdamW(network.parameters(), lr=recipe.learning_rate, weight_decay=0.01)
     weights = _class_weights(label_indices[train_rows], len(names)).to(table.device)
     source, steps = np.random.default_rng(recipe.seed), recipe.steps(len(ids))
-    for step, rows in zip(range(steps), _shuffled_batches(train_rows, recipe.batch, source), strict=False):
-        optimiser.param_groups[0]["lr"] = recipe.learning_rate * min(1.0, (step + 1) / 50) * (1 - step / steps)
-        varied = _vary([ids[row] for row in rows], len(loaded.tokenizer), source)
-        logits = network_logits(network, recipe.kind, loaded, [row[:limit] for row in varied])
-        classes = torch.tensor(label_indices[rows], device=table.device)
-        loss = nn.functional.cross_entropy(logits, classes, weight=weights)
-        tick(descend(loss, network, optimiser), 1)
+    described = {**asdict(recipe), "model": identity_of(loaded), "texts": digest(Labelled(texts, labels), recipe)}
+    with Unfinished(checkpoint or out / UNFINISHED, described, network, optimiser, steps, resume) as unfinished:
+        varied_batches = _varied_batches(ids, train_rows, recipe.batch, len(loaded.tokenizer), source)
+        tick("", unfinished.step)
+        for rows, varied in islice(varied_batches, unfinished.step, steps):
+            step = unfinished.step
+            optimiser.param_groups[0]["lr"] = recipe.learning_rate * min(1.0, (step + 1) / 50) * (1 - step / steps)
+            logits = network_logits(network, recipe.kind, loaded, [row[:limit] for row in varied])
+            classes = torch.tensor(label_indices[rows], device=table.device)
+            loss = nn.functional.cross_entropy(logits, classes, weight=weights)
+            tick(descend(loss, network, optimiser), 1)
+            unfinished.advance(0.0)
+        report = _judge(network, recipe, names, loaded, ids, label_indices, train_rows, held_out_rows)
+        config = {
+            "classifier": recipe.kind,
+            "labels": names,
+            "hidden": recipe.hidden,
+            "model": identity_of(loaded),
+            "recipe": asdict(recipe),
+            "report": report,
+        }
+        save_classifier(network, config, out)
+        unfinished.remove()
+    return report
+
+
+def _judge(
+    network: nn.Module,
+    recipe: ClassifierRecipe,
+    names: list[str],
+    loaded: Loaded,
+    ids: list[list[int]],
+    label_indices: np.ndarray,
+    train_rows: np.ndarray,
+    held_out_rows: np.ndarray,
+) -> dict[str, Any]:
+    """How the network does on held-out texts, with its weights rounded as they are saved."""
     network.eval()
     for parameter in network.parameters():
-        parameter.data = parameter.data.half().float()  # what is judged is what is saved
+        parameter.data = parameter.data.half().float()
 
     true_labels = [names[index] for index in label_indices[held_out_rows]]
     whole_report, short_report = (
@@ -71,23 +108,13 @@ def train_classifier(
         )
         for cut in (None, SHORT)
     )
-    report = {
+    return {
         **whole_report,
         SHORT_F1: short_report["macro_f1"],
         "texts": len(train_rows),
         "held_out_texts": len(held_out_rows),
         "parameters": sum(part.numel() for part in network.parameters()),
     }
-    config = {
-        "classifier": recipe.kind,
-        "labels": names,
-        "hidden": recipe.hidden,
-        "model": identity_of(loaded),
-        "recipe": asdict(recipe),
-        "report": report,
-    }
-    save_classifier(network, config, out)
-    return report
 
 
 def check_labels(labels: list[str]) -> None:
@@ -123,11 +150,14 @@ def _class_weights(label_indices: np.ndarray, classes: int) -> Float[Tensor, " l
     return torch.tensor(weights / (weights[label_indices].mean()), dtype=torch.float32)
 
 
-def _shuffled_batches(rows: np.ndarray, size: int, source: np.random.Generator) -> Iterator[np.ndarray]:
-    """Endless batches: every row once an epoch, in random order."""
+def _varied_batches(
+    ids: list[list[int]], rows: np.ndarray, size: int, vocabulary: int, source: np.random.Generator
+) -> Iterator[tuple[np.ndarray, list[list[int]]]]:
+    """Endless batches: every row once an epoch, in random order, and what is made of its text."""
     while True:
         order = source.permutation(rows)
-        yield from (order[i : i + size] for i in range(0, len(order), size))
+        for i in range(0, len(order), size):
+            yield order[i : i + size], _vary([ids[row] for row in order[i : i + size]], vocabulary, source)
 
 
 def _vary(rows: list[list[int]], vocabulary: int, source: np.random.Generator) -> list[list[int]]:

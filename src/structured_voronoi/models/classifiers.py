@@ -148,8 +148,9 @@ def load_classifier(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         tensors = {name: tensor.float() for name, tensor in load_file(folder / WEIGHTS).items()}
-        network = NETWORKS[config["classifier"]](config["model"]["width"], config["hidden"], len(config["labels"]))
-        network.load_state_dict(tensors)
+        with torch.device("meta"):  # sizes that a damaged config makes up take no memory
+            network = NETWORKS[config["classifier"]](config["model"]["width"], config["hidden"], len(config["labels"]))
+        network.load_state_dict(tensors, assign=True)
     except Exception as error:  # the libraries below raise many kinds; each means that the folder is of no use
         raise SamplingError(
             f"classifier {folder} cannot be loaded ({type(error).__name__}: {one_line(error)}); "
@@ -163,7 +164,10 @@ def save_classifier(network: nn.Module, config: dict[str, Any], out: Path) -> No
     out.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.cpu().contiguous() for name, tensor in network.state_dict().items()}
     tensors |= {name: tensor.detach().half().cpu().contiguous() for name, tensor in network.named_parameters()}
-    save_file(tensors, out / "new")
-    os.replace(out / "new", out / WEIGHTS)
-    (out / "new").write_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(out / "new", out / CONFIG)
+    try:
+        save_file(tensors, out / "new")
+        os.replace(out / "new", out / WEIGHTS)
+        (out / "new").write_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        os.replace(out / "new", out / CONFIG)
+    finally:
+        (out / "new").unlink(missing_ok=True)

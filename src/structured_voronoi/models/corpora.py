@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from structured_voronoi.errors import SamplingError, did_you_mean
+from structured_voronoi.errors import SamplingError, check_text_file, did_you_mean, is_file, is_folder
 from structured_voronoi.models.restaurants import LABELS, descriptions
 
 csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # texts may be longer than the 131 072 characters of the default
@@ -32,14 +32,12 @@ def load_corpus(data: str) -> Corpus:
     if data == "builtin":
         return Corpus(_builtin_texts(BUILTIN_TEXTS, seed=0), _builtin_texts(BUILTIN_HELD_OUT, seed=1))
     path = Path(data)
-    if not path.exists():
-        raise SamplingError(f"--data {data} does not exist; give `builtin`, a folder with trainset.csv, or a file")
-    if path.is_dir() and not any((path / name).exists() for name in ("train.tsv", "trainset.csv")):
-        raise SamplingError(f"--data {data} holds neither trainset.csv (with devset.csv) nor train.tsv (with dev.tsv)")
-    if path.is_dir() and (path / "train.tsv").exists():
+    if is_folder(path) and is_file(path / "train.tsv"):
         return Corpus(*(_read_phrases(path / name) for name in ("train.tsv", "dev.tsv")))
-    if path.is_dir():
+    if is_folder(path) and is_file(path / "trainset.csv"):
         return Corpus(_read_texts(path / "trainset.csv"), _read_texts(path / "devset.csv"))
+    if is_folder(path):
+        raise SamplingError(f"--data {data} holds neither trainset.csv (with devset.csv) nor train.tsv (with dev.tsv)")
     texts = _read_texts(path)
     held_out = max(1, len(texts) // 20)
     if len(texts) < 20:
@@ -69,6 +67,7 @@ def labelled_texts(data: str, text_column: str, label_column: str, limit: int | 
     path = Path(data)
     if path.suffix.lower() not in (".csv", ".tsv"):
         raise SamplingError(f"--data {data} is neither a .csv nor a .tsv file; give one, or `builtin`")
+    check_text_file(path, "--data")
     labelled = Labelled([], [])
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -97,7 +96,7 @@ def labelled_texts(data: str, text_column: str, label_column: str, limit: int | 
 def _label_builtin_texts(attribute: str, limit: int | None) -> Labelled:
     if attribute not in LABELS:
         raise SamplingError(f"the built-in texts have no label {attribute!r}; {did_you_mean(attribute, LABELS)}")
-    builtin = list(descriptions(limit or BUILTIN_LABELLED, seed=2))
+    builtin = list(descriptions(min(limit or BUILTIN_LABELLED, BUILTIN_LABELLED), seed=2))
     labels = [description.labels.get(attribute, UNSAID) for description in builtin]
     return Labelled([description.text for description in builtin], labels)
 
@@ -113,6 +112,7 @@ def _builtin_texts(count: int, seed: int) -> list[str]:
 
 def _read_texts(path: Path) -> list[str]:
     """The texts of one file, without blank ones."""
+    check_text_file(path, "--data")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             lines: Iterable[str] = _read_ref_column(file, path) if path.suffix.lower() == ".csv" else file

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from structured_voronoi.errors import SamplingError
@@ -24,9 +24,11 @@ from structured_voronoi.models.training import (
     REPORT,
     UNFINISHED,
     descend_on_texts,
-    digest,
+    describe_training,
     encode_whole_texts,
     mean_loss,
+    perplexity,
+    unfinished_training,
 )
 
 TICKS = 1000
@@ -56,10 +58,20 @@ class FineTuning:
         return math.ceil(self.epochs * texts / self.batch)
 
 
+@torch.random.fork_rng()
 def fine_tune(
-    corpus: Corpus, out: Path, recipe: FineTuning, tick: Callable[[str, int], None], half: bool = False
+    corpus: Corpus,
+    out: Path,
+    recipe: FineTuning,
+    tick: Callable[[str, int], None],
+    half: bool = False,
+    checkpoint: Path | None = None,
+    resume: bool = True,
 ) -> dict[str, Any]:
-    """Train, or resume training, into the folder ``out``; ``tick(note, steps)`` is called with TICKS steps in sum."""
+    """Train, or resume training, into the folder ``out``; ``tick(note, steps)`` is called with TICKS steps in sum.
+
+    What is unfinished is kept in ``checkpoint``, or in a folder of ``out``.
+    """
     if Path(recipe.base).exists() and out.resolve() == Path(recipe.base).resolve():
         raise SamplingError(f"--out {out} is the base model's own folder, which would be overwritten; choose another")
     loaded = load_model(recipe.base)
@@ -74,29 +86,27 @@ def fine_tune(
         before = mean_loss(model, held_out, AT_A_TIME)
     for layer in _layers(model)[-recipe.layers :]:
         layer.requires_grad_(True)
-    training = descend_on_texts(
-        model, ids, recipe, out / UNFINISHED, digest(corpus, recipe), 60 * recipe.minutes, warmup=20
-    )
-    shown = 0
-    with fast_arithmetic():
-        for progress in training:
-            ticks = round(TICKS * min(progress.share, 1.0))
-            tick(progress.note, ticks - shown)
-            shown = ticks
-        after = mean_loss(model, held_out, AT_A_TIME)
-    report = {
-        "held_out_loss_before": before,
-        "held_out_loss": after,
-        "held_out_perplexity": math.exp(after),
-        "held_out_texts": len(held_out),
-        "texts": min(len(ids), progress.step * recipe.batch),
-        "steps": progress.step,
-        "minutes_taken": progress.seconds / 60,
-        **asdict(recipe),
-    }
-    save_model(loaded._replace(model=model.half()) if half else loaded, out)
-    (out / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    shutil.rmtree(out / UNFINISHED, ignore_errors=True)
+    folder, shown = checkpoint or out / UNFINISHED, 0
+    with unfinished_training(model, ids, recipe, folder, describe_training(corpus, recipe), resume) as unfinished:
+        with fast_arithmetic():
+            for progress in descend_on_texts(model, ids, recipe, unfinished, 60 * recipe.minutes, warmup=20):
+                ticks = round(TICKS * min(progress.share, 1.0))
+                tick(progress.note, ticks - shown)
+                shown = ticks
+            after = mean_loss(model, held_out, AT_A_TIME)
+        report = {
+            "held_out_loss_before": before,
+            "held_out_loss": after,
+            "held_out_perplexity": perplexity(after, out),
+            "held_out_texts": len(held_out),
+            "texts": min(len(ids), progress.step * recipe.batch),
+            "steps": progress.step,
+            "minutes_taken": progress.seconds / 60,
+            **asdict(recipe),
+        }
+        save_model(loaded._replace(model=model.half()) if half else loaded, out)
+        (out / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        unfinished.remove()
     return report
 
 

@@ -17,14 +17,18 @@ def writable_folder(path: Path, names: Sequence[str] = ()) -> Path:
         with tempfile.TemporaryFile(dir=path):
             pass
         blocked = [
-            file for name in names for file in path.glob(f"{name}*.*") if not os.access(file, os.W_OK) or file.is_dir()
+            file
+            for name in names
+            for file in (*path.glob(f"{name}*.*"), *path.glob(name))
+            if not os.access(file, os.W_OK) or file.is_dir()
         ]
         if blocked:
             raise SamplingError(f"{blocked[0]} is in the way and cannot be replaced; move it or choose another --out")
         return path
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a ValueError where the name holds a NUL
+        reason = getattr(error, "strerror", None) or error
         raise SamplingError(
-            f"--out {path} cannot be written to ({error.strerror}); choose a folder of your own, as in --out results"
+            f"--out {str(path)[:200]} cannot be written to ({reason}); choose a folder of your own, as in --out results"
         ) from error
 
 

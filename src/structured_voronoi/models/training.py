@@ -1,7 +1,7 @@
 """Train a small GPT-2 with a byte-level BPE of its own; save it as an ordinary Hugging Face folder.
 
 Training can be stopped at any time and goes on where it was: the order of the batches is a function of the seed and the
-step, and weights and optimiser are written every few hundred steps, or minutes, as safetensors.
+step, and weights and optimiser are kept every few hundred steps, or minutes.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -19,18 +17,19 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from structured_voronoi.errors import SamplingError
 from structured_voronoi.models.batches import descend, padded
 from structured_voronoi.models.corpora import Corpus, Labelled
 from structured_voronoi.models.loading import head, hidden_states, quiet_libraries
+from structured_voronoi.models.unfinished import Unfinished
 
 END_OF_TEXT = "<|endoftext|>"
 UNFINISHED, REPORT = "unfinished", "training.json"
-CHECKPOINT_STEPS, CHECKPOINT_SECONDS = 200, 120.0
 IGNORED = -100
+MOST_NATS = 100.0
+"""Of a token; a model that guesses blindly has the logarithm of its vocabulary, 10 or so."""
 
 
 class Schedule(Protocol):
@@ -81,9 +80,18 @@ def digest(texts: Corpus | Labelled, recipe: Any) -> str:
 
 @torch.random.fork_rng()
 def train_language_model(
-    corpus: Corpus, out: Path, recipe: Recipe, tick: Callable[[str, int], None], half: bool = False
+    corpus: Corpus,
+    out: Path,
+    recipe: Recipe,
+    tick: Callable[[str, int], None],
+    half: bool = False,
+    checkpoint: Path | None = None,
+    resume: bool = True,
 ) -> dict[str, Any]:
-    """Train, or resume training, into the folder ``out``; ``tick(note, steps)`` is called after each step."""
+    """Train, or resume training, into the folder ``out``; ``tick(note, steps)`` is called after each step.
+
+    What is unfinished is kept in ``checkpoint``, or in a folder of ``out``.
+    """
     from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
     quiet_libraries()
@@ -106,55 +114,62 @@ def train_language_model(
         attn_pdrop=0.0,
     )
     model: Any = GPT2LMHeadModel(config)
-    shown = 0
-    for progress in descend_on_texts(model, ids, recipe, out / UNFINISHED, digest(corpus, recipe)):
-        tick(progress.note, progress.step - shown)
-        shown = progress.step
-    model.eval()
-    nats = mean_loss(model, held_out)
-    report = {"held_out_loss": nats, "held_out_perplexity": math.exp(nats), "texts": len(ids), **asdict(recipe)}
-    if half:
-        model = model.half()
-    model.save_pretrained(out)
-    wrapped.save_pretrained(out)
-    (out / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    shutil.rmtree(out / UNFINISHED, ignore_errors=True)
+    folder, shown = checkpoint or out / UNFINISHED, 0
+    with unfinished_training(model, ids, recipe, folder, describe_training(corpus, recipe), resume) as unfinished:
+        for progress in descend_on_texts(model, ids, recipe, unfinished):
+            tick(progress.note, progress.step - shown)
+            shown = progress.step
+        model.eval()
+        nats = mean_loss(model, held_out)
+        found = {"held_out_loss": nats, "held_out_perplexity": perplexity(nats, out), "texts": len(ids)}
+        report = {**found, **asdict(recipe)}
+        if half:
+            model = model.half()
+        model.save_pretrained(out)
+        wrapped.save_pretrained(out)
+        (out / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        unfinished.remove()
     return report
+
+
+def describe_training(texts: Corpus | Labelled, recipe: Any) -> dict[str, Any]:
+    """What a training that is resumed must have in common with the one that was stopped."""
+    return {**asdict(recipe), "texts": digest(texts, recipe)}
+
+
+def unfinished_training(
+    model: Any, ids: list[list[int]], recipe: Schedule, folder: Path, settings: dict[str, Any], resume: bool
+) -> Unfinished:
+    """The training of the parameters that ask for gradients."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimiser = torch.optim.AdamW(trained, lr=recipe.learning_rate, weight_decay=0.01, betas=(0.9, 0.98))
+    return Unfinished(folder, settings, model, optimiser, recipe.steps(len(ids)), resume)
 
 
 def descend_on_texts(
     model: Any,
     ids: list[list[int]],
     recipe: Schedule,
-    folder: Path,
-    training_digest: str,
+    unfinished: Unfinished,
     seconds: float = math.inf,
     warmup: int = 100,
 ) -> Iterator[Progress]:
-    """Train the parameters that ask for gradients until the steps or the seconds are spent, yielding after each step.
+    """Train until the steps or the seconds are spent, yielding after each step.
 
-    Goes on from the checkpoint in the folder, whose steps and seconds count. The learning rate rises in the first
-    ``warmup`` steps.
+    Goes on where the training was left, whose steps and seconds count. The learning rate rises in the first ``warmup``
+    steps.
     """
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimiser = torch.optim.AdamW(trained, lr=recipe.learning_rate, weight_decay=0.01, betas=(0.9, 0.98))
-    steps = recipe.steps(len(ids))
-    step, spent = _resume(folder, training_digest, model, optimiser)
-    begun = saved = time.monotonic()
-    begun -= spent
-    share, note = max(step / steps, spent / seconds), ""
+    begun, steps, note = time.monotonic() - unfinished.seconds, unfinished.steps, ""
     while True:
+        step, spent = unfinished.step, unfinished.seconds
+        share = max(step / steps, spent / seconds)
         yield Progress(step, share, spent, note)
         if share >= 1:
             return
-        if step and (step % CHECKPOINT_STEPS == 0 or time.monotonic() - saved > CHECKPOINT_SECONDS):
-            _save_checkpoint(folder, training_digest, step, spent, model, optimiser)
-            saved = time.monotonic()
         warm = min(1.0, (step + 1) / warmup)
-        optimiser.param_groups[0]["lr"] = recipe.learning_rate * warm * (0.05 + 0.95 * (1 - share))
-        note = descend(_loss(model, _select_batch(ids, step, recipe)), model, optimiser)
-        step, spent = step + 1, time.monotonic() - begun
-        share = max(step / steps, spent / seconds)
+        unfinished.optimiser.param_groups[0]["lr"] = recipe.learning_rate * warm * (0.05 + 0.95 * (1 - share))
+        note = descend(_loss(model, _select_batch(ids, step, recipe)), model, unfinished.optimiser)
+        unfinished.advance(time.monotonic() - begun)
 
 
 @torch.no_grad()
@@ -163,6 +178,13 @@ def mean_loss(model: Any, rows: list[list[int]], at_a_time: int = 100) -> float:
     parts = [rows[i : i + at_a_time] for i in range(0, len(rows), at_a_time)]
     losses = [(float(_loss(model, part)), sum(len(row) - 1 for row in part)) for part in parts]
     return sum(loss * count for loss, count in losses) / sum(count for _, count in losses)
+
+
+def perplexity(nats: float, out: Path) -> float:
+    """Of this loss a token; an error where the training has come to nothing."""
+    if not nats < MOST_NATS:
+        raise SamplingError(f"the training has come to a loss of {nats:.3g} nats a token; delete {out} to begin anew")
+    return math.exp(nats)
 
 
 def _train_tokenizer(texts: list[str], recipe: Recipe) -> Any:
@@ -205,44 +227,3 @@ def _loss(model: Any, rows: list[list[int]]) -> Tensor:
     labels = padded(rows, filler=IGNORED)[0][:, 1:]
     counted = labels != IGNORED
     return torch.nn.functional.cross_entropy(head(model, hidden[counted]), labels[counted])
-
-
-def _save_checkpoint(folder: Path, training_digest: str, step: int, seconds: float, model: Any, optimiser: Any) -> None:
-    """Write what is trained and its optimiser under another name and rename it: an interruption leaves the last one."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {f"model.{name}": tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
-    for number, state in optimiser.state_dict()["state"].items():
-        tensors |= {f"optimiser.{number}.{name}": torch.as_tensor(value) for name, value in state.items()}
-    metadata = {"step": str(step), "seconds": str(seconds), "of": training_digest}
-    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, folder / "new", metadata)
-    os.replace(folder / "new", folder / "state.safetensors")
-
-
-def _resume(folder: Path, training_digest: str, model: Any, optimiser: Any) -> tuple[int, float]:
-    """Load the checkpoint into the model and the optimiser; returns its step and seconds, 0 without a checkpoint."""
-    path = folder / "state.safetensors"
-    if not path.exists():
-        return 0, 0.0
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata()
-        tensors = load_file(path)
-    except SafetensorError as error:
-        raise SamplingError(f"the checkpoint {path} is damaged ({error}); delete it to begin anew") from error
-    if metadata.get("of") != training_digest:
-        raise SamplingError(
-            f"{folder} holds a training with other settings or other texts; use the same ones or another --out"
-        )
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                parameter.copy_(tensors[f"model.{name}"])
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        if name.startswith("optimiser."):
-            _, number, field = name.split(".", 2)
-            state.setdefault(int(number), {})[field] = tensor
-    optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
-    return int(metadata["step"]), float(metadata.get("seconds", 0.0))

@@ -6,12 +6,13 @@ import math
 from time import process_time
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from structured_voronoi.contracts import BOUND_TOLERANCE, Choose, Guidance, Redrawn, SoftReading, Start
 from structured_voronoi.errors import NoBoundError, NoStartError, SamplingError, did_you_mean
 from structured_voronoi.problem.problem import Evaluation, Problem, bind
+from structured_voronoi.progress import show_note
 from structured_voronoi.streams import Rng, block_rows, in_blocks, inverse_cdf, widened
 
 BLIND_TRIES, RELAXED_TRIES = 500, 1500
@@ -275,7 +276,7 @@ def find_start(
         _refuse_endless_model(problem, rng.fork("endings"), tokens)
     is_relaxable = problem.relaxed_target is not None and problem.is_autoregressive
     if is_relaxable:
-        tokens = _follow_relaxed_target(problem, rng, tokens, RELAXED_TRIES)
+        tokens, redraws = _follow_relaxed_target(problem, rng, tokens, RELAXED_TRIES)
     first = problem.evaluate(tokens, guidance)
     for _ in range(BLIND_TRIES):
         if first.possible.all():
@@ -292,7 +293,7 @@ def find_start(
     count = int(failed.sum())
     draws = f"{count * BLIND_TRIES} {'ancestral' if is_ancestral else 'random'} draws"
     if is_relaxable:
-        draws = f"{count * RELAXED_TRIES} redraws"
+        draws = f"{count * redraws} redraws"
     reason = problem.why_impossible(tokens[failed]) if problem.why_impossible else ""
     raise NoStartError(
         f"{count} of {len(rng)} chains found no state of finite energy: none of their {draws} had one"
@@ -301,9 +302,15 @@ def find_start(
     )
 
 
+def which_ended(problem: Problem, tokens: Int[Tensor, "row n"]) -> Bool[Tensor, " row"]:
+    """Which of these texts end as they must; all, where they need not."""
+    ended: Tensor = torch.ones_like(tokens[:, 0], dtype=torch.bool) if problem.ended is None else problem.ended(tokens)
+    return ended
+
+
 def count_ended(problem: Problem, tokens: Int[Tensor, "row n"]) -> int:
-    """How many of these texts end as they must; all, where they need not."""
-    return len(tokens) if problem.ended is None else int(problem.ended(tokens).sum())
+    """How many of these texts end as they must."""
+    return int(which_ended(problem, tokens).sum())
 
 
 def seconds_of_work() -> float:
@@ -347,18 +354,22 @@ def _random_tokens(problem: Problem, rng: Rng) -> Int[Tensor, "chain n"]:
     return tokens.masked_fill(torch.arange(length, device=tokens.device) >= end[:, None], problem.padding)
 
 
-def _follow_relaxed_target(problem: Problem, rng: Rng, tokens: Int[Tensor, "chain n"], tries: int) -> Tensor:
-    """The tokens, with those of infinite energy replaced by the results of suffix redraws.
+def _follow_relaxed_target(
+    problem: Problem, rng: Rng, tokens: Int[Tensor, "chain n"], tries: int
+) -> tuple[Int[Tensor, "chain n"], int]:
+    """The tokens, with those of infinite energy replaced by the results of suffix redraws; and how many each had.
 
     The redraws follow a target in which an impossible text is merely improbable, so that controls are met one by one.
+    It is given up sooner if no chain at all has found a start after ENDLESS redraws and PATIENCE seconds.
     """
     assert problem.relaxed_target is not None
-    relaxed, tokens = bind(problem.relaxed_target()), tokens.clone()
+    relaxed, tokens, began = bind(problem.relaxed_target()), tokens.clone(), seconds_of_work()
     lost = (~in_blocks(problem.target.log_prob, tokens).isfinite()).nonzero().squeeze(-1)
     log_rest = widened(torch.full((len(tokens),), -torch.inf, device=tokens.device))
     for step in range(tries):
-        if not len(lost):
-            break
+        if not len(lost) or (len(lost) == len(tokens) and step >= ENDLESS and seconds_of_work() - began > PATIENCE):
+            return tokens, step
+        show_note(f"{len(tokens) - len(lost)} of {len(tokens)} starts found in {step} redraws")
         restarts = step % RESTART == 0  # a chain may be stuck where meeting one control leaves no room for another
         begin = 0 if restarts else int(Rng(rng.seed, [step], "start places").uniform()[0] * problem.length)
         levels, accept_level = rng.uniform(problem.length - begin)[lost], rng.uniform()[lost]
@@ -369,4 +380,4 @@ def _follow_relaxed_target(problem: Problem, rng: Rng, tokens: Int[Tensor, "chai
         if len(changed):
             satisfied = changed[in_blocks(problem.target.log_prob, tokens[changed]).isfinite()]
             lost = lost[~torch.isin(lost, satisfied)]
-    return tokens
+    return tokens, tries

@@ -83,6 +83,8 @@ class Problem:
         self.readable: frozenset[str] = frozenset(getattr(target, "readable", None) or ())
         self.why_impossible = getattr(target, "why_impossible", None)
         self.why_above_bound = getattr(target, "why_above_bound", None)
+        self.is_satisfiable = False
+        """Has rejection accepted any text of it? Then others are rare at worst, and are waited for."""
 
     def __getattr__(self, name: str) -> Any:
         """Attributes that the problem lacks are the target's."""

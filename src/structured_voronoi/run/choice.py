@@ -38,6 +38,7 @@ from structured_voronoi.lookahead.lookahead import Lookahead
 from structured_voronoi.lookahead.rounds import share_of
 from structured_voronoi.problem.drawing import ENDLESS, ancestral_draw, count_ended, log_bound, refuse_endless
 from structured_voronoi.problem.problem import Problem
+from structured_voronoi.progress import progress_bar, show_note
 from structured_voronoi.run.presets import Scale, text_sampler, total_steps
 from structured_voronoi.samplers.guided import Guided
 from structured_voronoi.samplers.rejection import Rejection
@@ -136,7 +137,7 @@ def choose_sampler(
         log_bound(problem)
         home = kept_folder(problem, LOOKAHEAD_TEXTS, LOOKAHEAD_SEED)
         kept = home.is_dir()
-        tries = _noted(home, "tries") or _draw_tries(problem, seed, may_fit=not kept)
+        tries = _noted(home, "tries") or _draw_tries(problem, seed, not kept, progress)
     except NoBoundError as error:
         return Choice("svs+refresh", f"svs+refresh, because {_cause(error)}")
 
@@ -158,7 +159,8 @@ def choose_sampler(
     offers["rejection"] = Offer(_over(tries.seconds, accepted), said)
     if guide is None or guide.is_doubtful:
         steps = total_steps(warmup, thin)
-        offers["svs+refresh"] = _offer_of_svs(problem, min(count, PILOT_CHAINS), steps, seed, scale)
+        with progress_bar(1, progress, "trying svs+refresh"):
+            offers["svs+refresh"] = _offer_of_svs(problem, min(count, PILOT_CHAINS), steps, seed, scale)
 
     compared = ", ".join(f"{name} {offer}" for name, offer in offers.items())
     name = min(offers, key=lambda name: offers[name].seconds)
@@ -278,17 +280,21 @@ def _noted(home: Path, name: str) -> Draws | None:
         return None
 
 
-def _draw_tries(problem: Problem, seed: int, may_fit: bool) -> Draws:
+def _draw_tries(problem: Problem, seed: int, may_fit: bool, progress: bool) -> Draws:
     """Tries of rejection: more and more, if a lookahead may have to be fitted, until enough of them are accepted."""
 
     def weigh(rng: Rng) -> Tensor:
         return Rejection().tries(problem, rng, torch.zeros_like(rng.chains)).log_chance
 
-    tries = _draw_in_waves(problem, weigh, range(WAVE), seed)
-    while (tries.texts < CHECKED and tries.texts * tries.seconds < LEAST_SECONDS) or (
-        may_fit and tries.mean * tries.texts < ENOUGH and tries.texts * tries.seconds < PART * _fitting_seconds(tries)
-    ):
-        tries = tries.joined(_draw_in_waves(problem, weigh, range(tries.texts, 2 * tries.texts), seed))
+    with progress_bar(1, progress, "trying rejection"):
+        tries = _draw_in_waves(problem, weigh, range(WAVE), seed)
+        while (tries.texts < CHECKED and tries.texts * tries.seconds < LEAST_SECONDS) or (
+            may_fit
+            and tries.mean * tries.texts < ENOUGH
+            and tries.texts * tries.seconds < PART * _fitting_seconds(tries)
+        ):
+            show_note(f"{tries.mean * tries.texts:.2g} of {tries.texts} tries accepted")
+            tries = tries.joined(_draw_in_waves(problem, weigh, range(tries.texts, 2 * tries.texts), seed))
     return tries
 
 

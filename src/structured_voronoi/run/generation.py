@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from structured_voronoi.contracts import Control, Start
-from structured_voronoi.errors import SamplingError, check_count, check_seed
-from structured_voronoi.run.presets import DEFAULT_LENGTH, TEXT_SCALE, Plan, Scale, check_sampler_name, plan_texts
-from structured_voronoi.run.texts import Batch, Text, closing_line, draw_for_prompts, draw_texts
+from structured_voronoi.errors import (
+    CONTROL_SECONDS,
+    SamplingError,
+    check_count,
+    check_memory,
+    check_positive,
+    check_seed,
+    user_code,
+)
+from structured_voronoi.problem.problem import bind
+from structured_voronoi.run.presets import (
+    DEFAULT_LENGTH,
+    DEFAULT_PATIENCE,
+    TEXT_SCALE,
+    Plan,
+    Scale,
+    check_sampler_name,
+    plan_texts,
+    total_steps,
+)
+from structured_voronoi.run.texts import Batch, Text, closing_line, closing_warnings, draw_for_prompts, draw_texts
 from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.ending import Ends
 from structured_voronoi.targets.language_model import LanguageModel
@@ -19,6 +38,12 @@ from structured_voronoi.targets.language_model import LanguageModel
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from structured_voronoi.run.checkpoints import Checkpoint
+
+SHOWN = 8
+"""Texts that are shown of all."""
+TEXT_BYTES, TOKEN_BYTES, STEP_BYTES = 2000, 60, 5000
+"""What is kept of a text, of each of its tokens, and of each step of the chains that run at a time; roughly."""
 Say = Callable[[str], None]
 """Takes what a person at the screen would want to know."""
 
@@ -48,13 +73,28 @@ class Request:
     device: str = "cpu"
     dtype: str = "float32"
     progress: bool = True
+    checkpoint: str | Path | None = None
+    """A folder in which the run is kept as it goes along."""
+    resume: bool = True
+    """Go on with the run that is there; otherwise such a folder is refused."""
+    patience: float = DEFAULT_PATIENCE
+    """Seconds after which rejection gives up if it has accepted nothing."""
+    control_timeout: float = CONTROL_SECONDS
+    """Seconds after which a control that is asked about some texts is taken to hang."""
 
     def __post_init__(self) -> None:
-        check_count(n=self.n, thin=self.thin)
-        if self.warmup is not None and self.warmup < 0:
-            raise SamplingError(f"warmup = {self.warmup} is too small; use 0 or more")
+        check_count(n=self.n, thin=self.thin, length=self.length)
+        if self.warmup is not None:
+            check_count(0, warmup=self.warmup)
+        check_positive(patience=self.patience, control_timeout=self.control_timeout)
+        check_positive(scale=None if self.scale == "auto" else self.scale)
         check_seed(self.seed)
         check_sampler_name(self.sampler)
+        _check_prompts(self.prompts)
+        prompts = 1 if self.prompts is None else len(self.prompts)
+        check_memory(prompts * self.n * (TEXT_BYTES + TOKEN_BYTES * self.length), f"{prompts * self.n} texts")
+        steps = total_steps(self.warmup, self.thin)
+        check_memory(STEP_BYTES * steps, f"the record of {steps} steps")
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +121,19 @@ class Generated:
         Path(path).write_text("".join(lines), encoding="utf-8")
 
     def __repr__(self) -> str:
-        return "\n".join([f"{len(self.draws)} texts; {self.diagnosis}", *self.texts])
+        """The diagnosis and the first texts, a line each."""
+        count = len(self.draws)
+        shown = [" ".join(f"{draw.prompt}{draw.text}".split()) for draw in self.draws[:SHOWN]]
+        more = [f"… and {count - SHOWN} more in .texts"] if count > SHOWN else []
+        return "\n".join([self.diagnosis, *shown, *more])
+
+    def _repr_html_(self) -> str:
+        """The same as a table, with the energy and the controls."""
+        from structured_voronoi.run.notebook import summary_html
+
+        hidden = {"chain", "draw", "tokens", "log_prob"}
+        rows = [{key: value for key, value in draw.line().items() if key not in hidden} for draw in self.draws[:SHOWN]]
+        return summary_html(self.diagnosis, rows)
 
 
 def generate(
@@ -96,12 +148,14 @@ def generate(
 
     Controls may be written as on the command line: {"keyword=river": 1.0, my_control: 1.5}, or a list of them. All
     settings of a `Request` can be given: ends="anywhere", stop=(), sampler="auto", seed=0, chat=False, system="", ….
+    With checkpoint="folder" the run is kept there, and the same call goes on with it after it was stopped.
     """
     said: list[str] = []
     prompts = [prompts] if isinstance(prompts, str) else prompts
     device = str(more.get("device", "cpu"))
     request = Request(model, prompts, read_controls(controls or {}, device), n, length, **more)
-    draws = [text for batch in fulfil(request, lambda _: None, said.append) for text in batch.texts]
+    with contextlib.closing(fulfil(request, lambda _: None, said.append)) as batches:
+        draws = [text for batch in batches for text in batch.texts]
     return Generated(sorted(draws, key=lambda text: text.chain), " ".join(said))
 
 
@@ -109,63 +163,150 @@ def read_controls(
     controls: Mapping[Control | str, float] | Sequence[Control | str], device: str
 ) -> dict[Control, float]:
     """Controls and their weights; those that are written in words are read, and a weight in them counts, too."""
-    weights = controls if isinstance(controls, Mapping) else dict.fromkeys(controls, 1.0)
+    if not isinstance(controls, Collection) or isinstance(controls, (str, bytes)):
+        raise SamplingError(
+            f"controls = {controls!r} is no list of controls; write controls=['keyword=river'], or a dict with weights"
+        )
+    given = controls.items() if isinstance(controls, Mapping) else [(control, 1.0) for control in controls]
     found: dict[Control, float] = {}
-    for control, weight in weights.items():
+    for control, weight in given:
         if isinstance(control, str):
             from structured_voronoi.controls.parsing import parse_control
 
             control, written = parse_control(control, device)
             weight = weight * written
-        found[control] = weight
+        with user_code(f"the control {type(control).__name__}", "mend it, or leave it out"):
+            _check_control(control, found)
+            found[control] = weight
     return found
 
 
-def fulfil(request: Request, say: Say, conclude: Say) -> Iterator[Batch]:
+def _check_control(control: Control, others: Mapping[Control, float]) -> None:
+    """Refuse a control that cannot be told from the others, or whose name is that of another part of a text's line."""
+    try:
+        is_repeated = control in others
+    except TypeError as error:
+        raise SamplingError(
+            f"the control {type(control).__name__} cannot be told from others ({error}); write @dataclass(eq=False), "
+            "or add __hash__ = object.__hash__"
+        ) from error
+    if is_repeated:
+        raise SamplingError(f"the control {control.name} is given twice; leave one out")
+    if getattr(control, "name", None) in Text._fields:
+        raise SamplingError(
+            f"a control is called {control.name!r}, as another part of the output is; give it another name"
+        )
+
+
+def fulfil(request: Request, say: Say, conclude: Say) -> Generator[Batch]:
     """The texts of a request, batch by batch; every prompt is looked at before the first text is drawn."""
-    models = _models_of(request)
-    left_out = ", ".join(f"{count} {why}" for why, count in models[0].excluded.items() if count)
-    say(f"tokens left out: {left_out or 'none'}")
-    targets = [Controlled(model, dict(request.controls)) if request.controls else model for model in models]
-    plan = _plan(request, targets[0])
+    with contextlib.ExitStack() as stack:
+        kept = None
+        if request.checkpoint is not None:
+            from structured_voronoi.run.checkpoints import Checkpoint
+
+            kept = stack.enter_context(Checkpoint(request.checkpoint, request.resume))
+        models = _models_of(request)
+        left_out = ", ".join(f"{count} {why}" for why, count in models[0].excluded.items() if count)
+        say(f"tokens left out: {left_out or 'none'}")
+        targets = [
+            Controlled(model, request.controls, request.control_timeout) if request.controls else model
+            for model in models
+        ]
+        if kept is not None:
+            kept.begin("texts", bind(targets[0]), _described(request, models[0]))
+        done, all_texts = 0, request.n * len(models)
+        for batch in _draw(request, targets, models, say, conclude, kept):
+            done += len(batch.texts)
+            if kept is not None and not kept.is_finished and (done == all_texts or kept.is_due):
+                kept.save(done, all_texts, "texts")
+            yield batch
+
+
+def _draw(
+    request: Request,
+    targets: Sequence[LanguageModel | Controlled],
+    models: Sequence[LanguageModel],
+    say: Say,
+    conclude: Say,
+    kept: Checkpoint | None,
+) -> Iterator[Batch]:
+    """The texts, prompt by prompt or for many prompts together; what was kept comes from there."""
+    plan = _plan(request, targets[0], kept, 0)
     if plan.reason:
         say(plan.reason)
     if plan.name == "ancestral" and len(models) > 1 and models[0].normalised and not request.controls:
         batches = []
-        for batch in draw_for_prompts(models, request.n, request.seed, request.progress):
+        for batch in draw_for_prompts(models, request.n, request.seed, request.progress, kept):
             batches.append(batch)
             yield batch
         conclude(closing_line(batches, plan, models[0]))
         return
     for number, (target, model) in enumerate(zip(targets, models, strict=True)):
         if number:
-            plan = _plan(request, target)
+            plan = _plan(request, target, kept, number)
         first, batches, label = number * request.n, [], f"prompt {number + 1} of {len(models)}: "
         label = label if len(models) > 1 else ""
-        for batch in draw_texts(target, plan, request.n, request.seed, request.start, request.progress, first, label):
+        for batch in draw_texts(
+            target, plan, request.n, request.seed, request.start, request.progress, first, label, kept
+        ):
             batches.append(batch)
             yield batch
         conclude(f"{label}{closing_line(batches, plan, model)}")
+        for words in closing_warnings(batches, plan):
+            conclude(f"{label}warning: {words}.")
 
 
-def _plan(request: Request, target: LanguageModel | Controlled) -> Plan:
-    return plan_texts(
-        target,
-        request.sampler,
-        count=request.n,
-        scale=request.scale,
-        warmup=request.warmup,
-        thin=request.thin,
-        start=request.start,
-        seed=request.seed,
-        progress=request.progress,
-    )
+def _check_prompts(prompts: Sequence[str] | None) -> None:
+    """Refuse prompts that are no texts, or none at all."""
+    if prompts is None:
+        return
+    if isinstance(prompts, str) or not isinstance(prompts, Collection):
+        raise SamplingError(f"prompts = {prompts!r} are no list; give a list of texts")
+    if not len(prompts):
+        raise SamplingError("there are no prompts; give one or more, or leave them out")
+    for number, prompt in enumerate(prompts, 1):
+        if not isinstance(prompt, str):
+            raise SamplingError(f"prompt {number} is {prompt!r} and no text; give texts")
+
+
+def _plan(request: Request, target: LanguageModel | Controlled, kept: Checkpoint | None, number: int) -> Plan:
+    """How the texts of one prompt are drawn; decided once, as `auto` goes by the time that a pilot takes."""
+    problem = bind(target)
+
+    def make() -> Plan:
+        return plan_texts(
+            problem,
+            request.sampler,
+            count=request.n,
+            scale=request.scale,
+            warmup=request.warmup,
+            thin=request.thin,
+            start=request.start,
+            seed=request.seed,
+            progress=request.progress,
+            patience=request.patience,
+        )
+
+    return make() if kept is None else kept.plan(f"plan-{number:06}", problem, request.scale, make)
+
+
+def _described(request: Request, model: LanguageModel) -> dict[str, Any]:
+    """Everything that the texts depend on besides the target, as a checkpoint keeps it."""
+    from structured_voronoi.run.stored import describe
+
+    left_out = ("progress", "checkpoint", "resume", "patience", "control_timeout", "model", "prompts", "controls")
+    settings = {name: describe(value) for name, value in vars(request).items() if name not in left_out}
+    return {
+        "model": request.model if isinstance(request.model, str) else type(model.model).__name__,
+        "prompts": describe(list(request.prompts or [model.prompt])),
+        "controls": {control.name: weight for control, weight in request.controls.items()},
+        **settings,
+    }
 
 
 def _models_of(request: Request) -> list[LanguageModel]:
     """The language model after every prompt; the network is loaded once."""
-    if request.prompts is not None and not len(request.prompts):
-        raise SamplingError("there are no prompts; give one or more, or leave them out")
     prompts = [""] if request.prompts is None else list(request.prompts)
     ends = request.ends if request.ends is not None else "never" if request.suffix else "anywhere"
     shape: dict[str, Any] = {"length": request.length, "suffix": request.suffix, "ends": ends, "stop": request.stop}

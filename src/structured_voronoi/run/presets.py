@@ -24,6 +24,11 @@ ENDS_HELP = (
     "tokens by the probability that they end there; `never`, the default with a suffix, for beginnings of texts."
 )
 STOP_HELP = "Text with which texts end, too; repeatable. \\n is a new line, \\t a tab."
+CHECKPOINT_HELP = "Folder in which the run is kept as it goes along; whatever stops it, little is lost."
+RESUME_HELP = "Go on with the run in --checkpoint; if there is none yet, begin it."
+CONTROL_TIMEOUT_HELP = "Seconds that a control may take for the texts it is asked about at a time, before it is ended."
+DEFAULT_PATIENCE = 30.0
+"""Seconds after which rejection gives up if it has accepted nothing."""
 DEFAULT_WARMUP = 100
 """Steps of chains that do not start at the truth, unless a pilot says otherwise."""
 
@@ -48,7 +53,9 @@ INEXACT = ("svs-paper", "langevin", "mucola", "cold")
 Scale = float | Literal["auto"]
 
 
-def text_sampler(name: str, scale: Scale = TEXT_SCALE, width: int = TEXT_DIMENSIONS) -> Sampler:
+def text_sampler(
+    name: str, scale: Scale = TEXT_SCALE, width: int = TEXT_DIMENSIONS, patience: float = DEFAULT_PATIENCE
+) -> Sampler:
     """A sampler for text whose embeddings have ``width`` dimensions; the paper's methods have the paper's settings."""
     import structured_voronoi as sv
 
@@ -60,7 +67,7 @@ def text_sampler(name: str, scale: Scale = TEXT_SCALE, width: int = TEXT_DIMENSI
         "svs": make_svs,
         "refresh": lambda: sv.Refresh(),
         "ancestral": lambda: sv.Ancestral(),
-        "rejection": lambda: sv.Rejection(),
+        "rejection": lambda: sv.Rejection(patience=patience),
         "guided": lambda: sv.Guided(),
         "svs-paper": lambda: sv.SVS.paper(1.0, 0.4, metropolis=False),
         "langevin": lambda: sv.Langevin(1.0),
@@ -100,11 +107,19 @@ def written_ending(ends: str | None, stop: list[str] | None, suffix: str = "") -
     return {"ends": ends or ("never" if suffix else "anywhere"), "stop": tuple(stops)}
 
 
+def check_resume(resume: bool, checkpoint: object) -> None:
+    """Refuse to go on with a run that is nowhere."""
+    from structured_voronoi.errors import SamplingError
+
+    if resume and checkpoint is None:
+        raise SamplingError("--resume needs the folder of the run; add --checkpoint DIR")
+
+
 def check_sampler_name(name: str) -> None:
     """Refuse a name that is not among the samplers of text."""
     from structured_voronoi.errors import SamplingError, did_you_mean
 
-    if name not in TEXT_SAMPLERS:
+    if not isinstance(name, str) or name not in TEXT_SAMPLERS:
         raise SamplingError(f"unknown sampler {name!r}; {did_you_mean(name, TEXT_SAMPLERS)}")
 
 
@@ -124,6 +139,7 @@ def plan_texts(
     start: Start = None,
     seed: int = 0,
     progress: bool = False,
+    patience: float = DEFAULT_PATIENCE,
 ) -> Plan:
     """Which sampler, with which settings, and how many steps for each of ``count`` texts.
 
@@ -155,6 +171,6 @@ def plan_texts(
     unread: list[str] = getattr(problem, "not_softly_read", []) if name == "cold" else []
     if unread:
         reason = f"{' and '.join(unread)} cannot read soft texts and will not steer COLD; classifiers do"
-    sampler = text_sampler(name, scale, problem.embeddings.shape[1])
+    sampler = text_sampler(name, scale, problem.embeddings.shape[1], patience)
     steps = 1 if is_independent(sampler) else total_steps(warmup, thin)
     return Plan(name, tune(sampler, problem, seed, start), steps, starts_at_truth, reason)

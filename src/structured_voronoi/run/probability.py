@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from numpy import ndarray
+from torch import Tensor
 
 from structured_voronoi.contracts import Target
 from structured_voronoi.errors import NoBoundError, check_count
@@ -21,15 +27,18 @@ from structured_voronoi.metrics.text import wilson
 from structured_voronoi.problem.drawing import (
     ancestral_draw,
     check_autoregressive,
-    count_ended,
     log_acceptance,
     log_bound,
     refuse_endless,
+    which_ended,
 )
 from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.progress import progress_bar
 from structured_voronoi.samplers.rejection import Rejection
 from structured_voronoi.streams import Rng
+
+if TYPE_CHECKING:
+    from structured_voronoi.run.checkpoints import Checkpoint
 
 AT_A_TIME = 256
 LEAST_PLAIN = 256
@@ -117,6 +126,8 @@ def probability(
     *,
     keep: bool = False,
     monte_carlo: bool = False,
+    checkpoint: str | Path | None = None,
+    resume: bool = True,
 ) -> Probability:
     """P(controls) of a model, unbiased for any lookahead; one is fitted on half as many texts if none is given.
 
@@ -124,71 +135,112 @@ def probability(
     model itself; the interval holds the errors of both.
 
     With ``keep`` that one is put into the user's cache, or taken from it. With ``monte_carlo`` as many texts of the
-    model itself are drawn, too, to compare.
+    model itself are drawn, too, to compare. With ``checkpoint``, a folder, all this is kept there as it goes along, and
+    the same call goes on with it; without ``resume`` a folder that holds a run is refused.
     """
     check_count(texts=texts)
-    problem, pilot = bind(target), 0
+    problem, pilot = bind(target), 0 if lookahead is not None else max(256, texts // 2)
     check_autoregressive(problem, "a probability")
-    try:
-        log_bound(problem)
-        if lookahead is None:
-            pilot = max(256, texts // 2)
-            lookahead = (
-                kept_lookahead(problem, pilot, 0, progress)  # with the seed of `svs sample`, which finds it there
-                if keep
-                else Lookahead.fit(problem, texts=pilot, seed=seed, progress=progress)
-            )
-        found = summarise_weights(_weigh_texts(problem, lookahead, texts, seed, progress))
-        if problem.ended is not None:
-            found = _given_the_end(problem, found, max(LEAST_PLAIN, texts // 2), seed, progress)
-        drawn = texts + pilot + found.plain
-        plain = _monte_carlo(problem, drawn, seed, progress) if monte_carlo else None
-    except NoBoundError as error:
-        cause = str(error).split(";")[0]
-        remedy = "a probability needs a `bound`, too: declare one that scores never exceed"
-        raise NoBoundError(f"{cause}; {remedy}") from error
-    return replace(found, pilot=pilot, monte_carlo=plain)
+    with contextlib.ExitStack() as stack:
+        try:
+            log_bound(problem)
+            kept = None
+            if checkpoint is not None:
+                from structured_voronoi.run.checkpoints import Checkpoint
+                from structured_voronoi.run.stored import describe
+
+                kept = stack.enter_context(Checkpoint(checkpoint, resume))
+                asked = {"texts": texts, "seed": seed, "monte_carlo": monte_carlo, "lookahead": describe(lookahead)}
+                kept.begin("probability", problem, asked)
+            if lookahead is None:
+                fit = partial(_fit, problem, pilot, seed, keep, progress)
+                lookahead = fit() if kept is None else kept.lookahead("lookahead", problem, fit)
+            ending = 0 if problem.ended is None else max(LEAST_PLAIN, texts // 2)
+            plain = texts + pilot + ending if monte_carlo else 0
+            blocks = Blocks(problem, seed, progress, kept, texts + ending + plain)
+            found = summarise_weights(_weigh_texts(blocks, lookahead, texts))
+            if ending:
+                found = _given_the_end(blocks, found, ending)
+            return replace(found, pilot=pilot, monte_carlo=_monte_carlo(blocks, plain) if plain else None)
+        except NoBoundError as error:
+            cause = str(error).split(";")[0]
+            remedy = "a probability needs a `bound`, too: declare one that scores never exceed"
+            raise NoBoundError(f"{cause}; {remedy}") from error
 
 
-def _weigh_texts(
-    problem: Problem, lookahead: Lookahead, texts: int, seed: int, progress: bool
-) -> Float[ndarray, " text"]:
+def _fit(problem: Problem, pilot: int, seed: int, keep: bool, progress: bool) -> Lookahead:
+    """A lookahead for the target; one that is kept has the seed of `svs sample`, which finds it there."""
+    if keep:
+        return kept_lookahead(problem, pilot, 0, progress)
+    return Lookahead.fit(problem, texts=pilot, seed=seed, progress=progress)
+
+
+@dataclass
+class Blocks:
+    """Texts in blocks, and what is found of each text; what was found may be kept as it goes along."""
+
+    problem: Problem
+    seed: int
+    progress: bool
+    kept: Checkpoint | None
+    all_texts: int
+    """Of all streams together."""
+    done: int = 0
+
+    def look(self, stream: str, texts: int, label: str, find: Callable[[Rng], Tensor]) -> Tensor:
+        """What ``find`` finds with each text's own stream: a row a text."""
+        kept, name = self.kept, f"{stream.replace(' ', '-')}-"
+        parts = [] if kept is None else [kept.get(part) for part in kept.names(name)]
+        stored, begun = len(parts), sum(map(len, parts))
+        self.done += begun
+        with progress_bar(texts, self.progress, label) as tick:
+            tick("", begun)
+            for begin in range(begun, texts, AT_A_TIME):
+                rng = Rng(self.seed, range(begin, min(begin + AT_A_TIME, texts)), stream, self.problem.device)
+                parts.append(find(rng).cpu())
+                self.done += len(rng)
+                if kept is not None and (kept.is_due or begin + len(rng) == texts):
+                    kept.put(f"{name}{len(kept.names(name)):06}", torch.cat(parts[stored:]))
+                    kept.save(self.done, self.all_texts, "texts")
+                    stored = len(parts)
+                tick("", len(rng))
+        return torch.cat(parts)
+
+
+def _weigh_texts(blocks: Blocks, lookahead: Lookahead, texts: int) -> Float[ndarray, " text"]:
     """log of p W / q of draws of the lookahead; an error where a score exceeds its bound."""
-    parts, bound = [], log_bound(problem)
-    with progress_bar(texts, progress, "weighted texts") as tick:
-        for begin in range(0, texts, AT_A_TIME):
-            rng = Rng(seed, range(begin, min(begin + AT_A_TIME, texts)), "probability", problem.device)
-            drawn = lookahead.draw(problem, rng.uniform(problem.length))
-            if not problem.normalised:
-                log_acceptance(problem, drawn.tokens, drawn.log_rest)
-            parts.append(drawn.log_weight.cpu().double().numpy() - bound)
-            tick("", len(rng))
-    return np.concatenate(parts)
+    problem, bound = blocks.problem, log_bound(blocks.problem)
+
+    def find(rng: Rng) -> Tensor:
+        drawn = lookahead.draw(problem, rng.uniform(problem.length))
+        if not problem.normalised:
+            log_acceptance(problem, drawn.tokens, drawn.log_rest)
+        log_weight: Tensor = drawn.log_weight.cpu().double() - bound
+        return log_weight
+
+    return blocks.look("probability", texts, "weighted texts", find).numpy()
 
 
-def _monte_carlo(problem: Problem, texts: int, seed: int, progress: bool) -> Interval:
+def _monte_carlo(blocks: Blocks, texts: int) -> Interval:
     """The share of the model's own texts, of those that end if they must, that rejection would accept."""
-    hits = ended = 0
-    with progress_bar(texts, progress, "plain texts") as tick:
-        for begin in range(0, texts, AT_A_TIME):
-            rng = Rng(seed, range(begin, min(begin + AT_A_TIME, texts)), "monte carlo", problem.device)
-            tries = Rejection().tries(problem, rng, torch.zeros_like(rng.chains))
-            hits += int(tries.accepted.sum())
-            ended += count_ended(problem, tries.tokens)
-            tick("", len(rng))
+
+    def find(rng: Rng) -> Tensor:
+        tries = Rejection().tries(blocks.problem, rng, torch.zeros_like(rng.chains))
+        return torch.stack([tries.accepted, which_ended(blocks.problem, tries.tokens)], dim=-1)
+
+    hits, ended = blocks.look("monte carlo", texts, "plain texts", find).sum(0).tolist()
     return wilson(hits, max(1, ended))
 
 
-def _given_the_end(problem: Problem, found: Probability, texts: int, seed: int, progress: bool) -> Probability:
+def _given_the_end(blocks: Blocks, found: Probability, texts: int) -> Probability:
     """The probability divided by that of ending, with the errors of both."""
-    ended = 0
-    with progress_bar(texts, progress, "texts that end") as tick:
-        for begin in range(0, texts, AT_A_TIME):
-            rng = Rng(seed, range(begin, min(begin + AT_A_TIME, texts)), "ending", problem.device)
-            ended += count_ended(problem, ancestral_draw(problem, rng).tokens)
-            tick("", len(rng))
+
+    def find(rng: Rng) -> Tensor:
+        return which_ended(blocks.problem, ancestral_draw(blocks.problem, rng).tokens)
+
+    ended = int(blocks.look("ending", texts, "texts that end", find).sum())
     if not ended:
-        refuse_endless(problem, texts, ended, -math.inf)
+        refuse_endless(blocks.problem, texts, ended, -math.inf)
     share = wilson(ended, texts)
     relative = math.hypot(found.relative_error, math.sqrt((1 - share.mean) / ended))
     log_value = found.log10_value * math.log(10) - math.log(share.mean)

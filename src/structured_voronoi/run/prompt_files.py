@@ -7,11 +7,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from structured_voronoi.errors import SamplingError, did_you_mean
+from structured_voronoi.errors import SamplingError, check_text_file, did_you_mean
+
+MOST_BYTES = 100 * 2**20
+"""Of a file of prompts."""
 
 
 def read_prompts(path: Path, column: str = "prompt") -> list[str]:
     """The prompts of a file in their order, without blank ones."""
+    check_text_file(path, "--prompts", MOST_BYTES)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:

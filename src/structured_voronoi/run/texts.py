@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import reduce
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import groupby, islice, pairwise
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from structured_voronoi.contracts import Chains, Info, Start, blank_info, is_independent, merge_infos
+from structured_voronoi.contracts import Chains, Info, Start, blank_info, is_independent, merge_infos, restored_info
 from structured_voronoi.problem.drawing import ancestral_draw, refuse_endless, rows_to_redraw, seconds_of_work
 from structured_voronoi.problem.problem import bind
-from structured_voronoi.progress import progress_bar
+from structured_voronoi.progress import Tick, progress_bar
 from structured_voronoi.run.presets import Plan
 from structured_voronoi.streams import BLOCK, Rng, widened
 from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.language_model import LanguageModel
+
+if TYPE_CHECKING:
+    from structured_voronoi.problem.problem import Problem
+    from structured_voronoi.run.checkpoints import Checkpoint
 
 CHAINS_AT_A_TIME, DRAWS_AT_A_TIME = 16, 64
 Ended = Literal["end", "stop", "no"]
@@ -46,10 +51,13 @@ class Text(NamedTuple):
     """p(t | m) of every control, by name."""
 
     def line(self) -> dict[str, Any]:
-        """The keys and values of its JSONL line: one key a control, at the end."""
-        parts = self._asdict()
+        """The keys and values of its JSONL line: one key a control, at the end. What is no finite number is null."""
+        parts = {**self._asdict(), **self.controls}
         del parts["controls"]
-        return {**parts, **self.controls}
+        return {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in parts.items()
+        }
 
 
 class Batch(NamedTuple):
@@ -64,6 +72,15 @@ class Batch(NamedTuple):
     """(chain, position): those of their texts, and padding."""
     info: Info
 
+    def stored(self) -> dict[str, Any]:
+        """As a checkpoint keeps it."""
+        return {**self._asdict(), "texts": [text._asdict() for text in self.texts], "info": self.info._asdict()}
+
+    @classmethod
+    def restored(cls, parts: dict[str, Any]) -> Batch:
+        texts, info = [Text(**text) for text in parts["texts"]], restored_info(parts["info"])
+        return cls(**{**parts, "texts": texts, "info": info})
+
 
 def draw_texts(
     target: LanguageModel | Controlled,
@@ -74,25 +91,63 @@ def draw_texts(
     progress: bool = False,
     first_chain: int = 0,
     label: str = "",
+    kept: Checkpoint | None = None,
 ) -> Iterator[Batch]:
-    """``count`` texts, each from a chain of its own; they come in batches."""
+    """``count`` texts, each from a chain of its own; they come in batches, those that were kept first."""
     problem = bind(target)
     for begin, end in pairwise(_batch_ends(count, is_independent(plan.sampler), plan.steps)):
-        numbers = range(first_chain + begin, first_chain + end)
-        rng = Rng(seed, numbers, device=problem.device)
+        rng = Rng(seed, range(first_chain + begin, first_chain + end), device=problem.device)
         with progress_bar(plan.steps, progress, f"{label}texts to {end} of {count}") as tick:
-            chains = Chains(plan.sampler, problem, rng, start)
-            first, infos = chains.state.tokens.cpu().numpy(), []
-            for _, info in islice(chains, plan.steps):
-                infos.append(info)
-                tick(f"energy {float(info.energy.mean()):.2f}")
-        total = reduce(merge_infos, infos)
-        energies = np.stack([widened(info.energy).cpu().numpy() for info in infos], axis=1)
-        last = chains.state.tokens
-        yield Batch(_make_texts(target, numbers, last, total), energies, first, last.cpu().numpy(), total)
+            draw = partial(_draw_batch, target, problem, plan, rng, start, tick, kept)
+            batch = _kept_or_drawn(kept, f"batch-{first_chain + begin:09}", draw)
+        yield batch
 
 
-def draw_for_prompts(models: Sequence[LanguageModel], count: int, seed: int, progress: bool = False) -> Iterator[Batch]:
+def _draw_batch(
+    target: LanguageModel | Controlled,
+    problem: Problem,
+    plan: Plan,
+    rng: Rng,
+    start: Start,
+    tick: Tick,
+    kept: Checkpoint | None,
+) -> Batch:
+    """One text from each of the chains; where they were is kept every now and then."""
+    numbers = rng.chains.tolist()
+    chains = Chains(plan.sampler, problem, rng, start)
+    first, energies, total = chains.state.tokens.cpu().numpy(), list[Tensor](), None
+    bookmark = None if kept is None else kept.bookmark(f"chains-{numbers[0]:09}", chains)
+    if bookmark is not None and (counted := bookmark.resume()):
+        energies, total = list(counted["energies"].cpu()), restored_info(counted["total"])
+    for _, info in islice(chains, plan.steps - len(energies)):
+        energies.append(widened(info.energy).cpu())
+        total = info if total is None else merge_infos(total, info)
+        tick(f"energy {float(info.energy.mean()):.2f}")
+        if kept is not None and bookmark is not None and len(energies) < plan.steps and kept.is_due:
+            bookmark.put({"energies": torch.stack(energies), "total": total._asdict()})
+            kept.save()
+    if bookmark is not None:
+        bookmark.remove()
+    assert total is not None
+    last = chains.state.tokens
+    steps = torch.stack(energies, dim=1).numpy()
+    return Batch(_make_texts(target, numbers, last, total), steps, first, last.cpu().numpy(), total)
+
+
+def _kept_or_drawn(kept: Checkpoint | None, name: str, draw: Callable[[], Batch]) -> Batch:
+    """The batch that was kept under this name; where there is none it is drawn now, and kept."""
+    stored = None if kept is None else kept.get(name)
+    if stored is not None:
+        return Batch.restored(stored)
+    batch = draw()
+    if kept is not None:
+        kept.put(name, batch.stored())
+    return batch
+
+
+def draw_for_prompts(
+    models: Sequence[LanguageModel], count: int, seed: int, progress: bool = False, kept: Checkpoint | None = None
+) -> Iterator[Batch]:
     """``count`` ancestral texts for each prompt, the same as prompt by prompt; prompts of one length share batches."""
     chains = [(model, i * count + k) for i, model in enumerate(models) for k in range(count)]
     rows = min(DRAWS_AT_A_TIME, max(BLOCK, rows_to_redraw(bind(models[0]))))
@@ -101,7 +156,8 @@ def draw_for_prompts(models: Sequence[LanguageModel], count: int, seed: int, pro
             waiting = list(group)
             while waiting:
                 some, waiting = waiting[:rows], waiting[rows:]
-                yield _draw_together([model for model, _ in some], [chain for _, chain in some], seed)
+                draw = partial(_draw_together, [model for model, _ in some], [chain for _, chain in some], seed)
+                yield _kept_or_drawn(kept, f"batch-{some[0][1]:09}", draw)
                 tick("", len(some))
 
 
@@ -177,27 +233,29 @@ def _how_it_ended(model: LanguageModel, tokens: Int[Tensor, " n"]) -> Ended:
 
 def closing_line(batches: list[Batch], plan: Plan, model: LanguageModel) -> str:
     """Whether the chains mixed, or need not: effective samples, tokens changed, what was accepted, cost."""
-    energies = np.concatenate([batch.energies for batch in batches])
     first, last = (np.concatenate(part) for part in zip(*((one.first, one.last) for one in batches), strict=True))
     is_token = np.ones_like(last, dtype=bool) if model.padding is None else (last != model.padding) | (first != last)
     changed = float((last != first)[is_token].mean()) if is_token.any() else 0.0
-    evaluations = float(torch.cat([batch.info.evaluations for batch in batches]).float().mean())
-    lost = int(torch.cat([batch.info.nonfinite for batch in batches]).sum())
+    evaluations = float(torch.cat([batch.info.evaluations.cpu() for batch in batches]).float().mean())
+    lost = sum(int(batch.info.nonfinite.sum()) for batch in batches)
     limit = "" if model.padding is None else "at most "
     parts = [f"{len(last)} text{'s' if len(last) > 1 else ''} of {limit}{model.length} tokens"]
-    steps, independent = energies.shape[1], is_independent(plan.sampler)
-    later = energies[:, steps // 2 :]  # without the way from the start
+    steps, independent, later = plan.steps, is_independent(plan.sampler), later_energies(batches)
     if plan.mixing:
         parts.append(plan.mixing)
     elif independent:
         parts.append("drawn independently")
         if plan.name == "rejection" and evaluations > 1:
             parts.append(f"{1 / evaluations:.2g} of tries accepted")
-    elif steps >= LEAST_STEPS and np.ptp(later) > 0:
-        import arviz_stats
+    elif steps >= LEAST_STEPS:
+        from structured_voronoi.run.diagnosis import mixing_of
 
-        effective = float(arviz_stats.ess(later)) / len(later)
-        parts.append(f"energy: {effective:.1f} effective samples a chain in the last half of {steps} steps")
+        mixing, half = mixing_of(later), f"in the last half of {steps} steps"
+        compared = "" if mixing.rhat is None else f" (R-hat {mixing.rhat:.2f})"
+        effective = (
+            "unchanged" if mixing.ess_bulk is None else f"{mixing.ess_bulk / len(later):.1f} effective samples a chain"
+        )
+        parts.append(f"energy: {effective} {half}{compared}")
     elif plan.starts_at_truth:
         parts.append("chains start from draws of the target, so they need not mix (--warmup 100 shows how they do)")
     else:
@@ -214,3 +272,18 @@ def closing_line(batches: list[Batch], plan: Plan, model: LanguageModel) -> str:
     if lost:
         parts.append(f"{lost} proposals were impossible (no finite energy) and refused")
     return "; ".join(parts) + ("." if plan.is_exact else ". This sampler is not exact.")
+
+
+def later_energies(batches: list[Batch]) -> np.ndarray:
+    """(chain, step): in the second half of the steps, without the way from the start."""
+    energies = np.concatenate([batch.energies for batch in batches])
+    return energies[:, energies.shape[1] // 2 :]
+
+
+def closing_warnings(batches: list[Batch], plan: Plan) -> list[str]:
+    """What speaks against the texts, in words with the remedies; a few steps without weights have nothing to tell."""
+    if plan.steps < LEAST_STEPS and batches[0].info.log_weights is None:
+        return []
+    from structured_voronoi.run.diagnosis import diagnose_record, record_of_texts
+
+    return diagnose_record(record_of_texts(batches, plan)).warnings

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from structured_voronoi.contracts import Info, Start, Synchronised, Target, blank_info
+from structured_voronoi.contracts import Info, Start, Synchronised, Target, blank_info, count_redraws
 from structured_voronoi.errors import NoStartError, check_count
 from structured_voronoi.lookahead.lookahead import Lookahead, Proposal
 from structured_voronoi.problem.drawing import check_autoregressive, checked_start
@@ -71,7 +71,7 @@ class Guided:
             return State(lookahead.score(problem, checked_start(problem, start, len(rng))), 0, lookahead)
         rng, found = rng.fork("start"), list[Proposal]()
         for _ in range(START_ROUNDS):
-            found = [self._pick(rng, [*found, *self._draw_texts(problem, lookahead, rng, self.tries)])]
+            found = [self._pick(rng, [*found, *self._draw_texts(problem, lookahead, rng, self.tries)])[0]]
             state = State(found[0], 0, lookahead)
             lost = int((~state.energy.isfinite()).sum())
             if not lost:
@@ -83,18 +83,19 @@ class Guided:
 
     def step(self, target: Target | Problem, rng: Rng, state: State) -> tuple[State, Info]:
         problem = bind(target)
-        text, impossible = self._choose(problem, rng, state)
+        text, log_weights = self._choose(problem, rng, state)
         where = Rng(rng.seed, [state.moves], "guided suffixes").uniform()[0]  # all chains share it
-        redrawn = redraw_suffix(problem, rng, state.lookahead, text, int(where * problem.length), self.log_weight)
+        begin = int(where * problem.length)
+        redrawn = redraw_suffix(problem, rng, state.lookahead, text, begin, self.log_weight)
         new = State(redrawn.text, state.moves + 1, state.lookahead)
         tries = torch.full_like(new.tokens[:, 0], self.tries)
         info = blank_info(new.energy)._replace(
             evaluations=tries,
             events=tries,
             swaps=(new.tokens != state.tokens).sum(-1),
-            nonfinite=impossible + (~redrawn.finite).long(),
-            redraws=torch.ones_like(tries),
-            refreshed=redrawn.accepted.long(),
+            nonfinite=(~log_weights.isfinite()).sum(-1) + (~redrawn.finite).long(),
+            log_weights=log_weights if self.tries > 1 else None,
+            **count_redraws(redrawn.accepted, problem.length - begin),
         )
         return new, info
 
@@ -125,19 +126,19 @@ class Guided:
         columns = [part.view(count, len(rng), *part.shape[1:]) for part in drawn]
         return [Proposal(*(column[i] for column in columns)) for i in range(count)]
 
-    def _choose(self, problem: Problem, rng: Rng, state: State) -> tuple[Proposal, Int[Tensor, " chain"]]:
-        """One of the present text and K - 1 fresh ones, ∝ weight; and how many of those were impossible."""
+    def _choose(self, problem: Problem, rng: Rng, state: State) -> tuple[Proposal, Float[Tensor, "chain try"]]:
+        """One of the present text and K - 1 fresh ones, ∝ weight; and the log-weights of those."""
         fresh = self._draw_texts(problem, state.lookahead, rng, self.tries - 1) if self.tries > 1 else []
-        impossible = sum((~self.log_weight(text).isfinite()).long() for text in fresh)
-        return self._pick(rng, [state.text, *fresh]), torch.zeros_like(state.tokens[:, 0]) + impossible
+        chosen, log_weight = self._pick(rng, [state.text, *fresh])
+        return chosen, log_weight[:, 1:]
 
-    def _pick(self, rng: Rng, texts: list[Proposal]) -> Proposal:
-        """One of the texts for each chain, ∝ weight."""
+    def _pick(self, rng: Rng, texts: list[Proposal]) -> tuple[Proposal, Float[Tensor, "chain text"]]:
+        """One of the texts for each chain, ∝ weight, and the log-weights of all."""
         log_weight = torch.stack([self.log_weight(text) for text in texts], dim=-1)
         is_lost = ~log_weight.isfinite().any(-1, keepdim=True)  # while a start is looked for: any will do
         choice = inverse_cdf(torch.where(is_lost, 0.0, log_weight), rng.uniform())
         chains = torch.arange(len(choice), device=choice.device)
-        return Proposal(*(torch.stack(column)[choice, chains] for column in zip(*texts, strict=True)))
+        return Proposal(*(torch.stack(column)[choice, chains] for column in zip(*texts, strict=True))), log_weight
 
 
 class RedrawnSuffix(NamedTuple):

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.contracts import Info, Start, Synchronised, Target, blank_info, merge_infos
+from structured_voronoi.contracts import Info, Start, Synchronised, Target, blank_info, count_redraws, merge_infos
 from structured_voronoi.errors import check_count
 from structured_voronoi.problem.drawing import check_autoregressive, find_start, redraw, token_log_probs
 from structured_voronoi.problem.problem import Problem, bind
@@ -125,8 +125,7 @@ class Refresh:
             events=(tokens != state.tokens).any(-1).long(),
             swaps=(new.tokens != state.tokens).sum(-1),
             nonfinite=ones - finite.long(),
-            redraws=ones,
-            refreshed=accepted.long(),
+            **count_redraws(accepted, j - i),
         )
         return new, info
 
@@ -155,8 +154,7 @@ class Refresh:
             events=(redrawn.proposed != state.tokens).any(-1).long(),
             swaps=(tokens != state.tokens).sum(-1),
             nonfinite=ones - redrawn.finite.long(),
-            redraws=ones,
-            refreshed=redrawn.accepted.long(),
+            **count_redraws(redrawn.accepted, problem.length - start),
         )
         return State(tokens, log_p, log_rest, energy, state.moves + 1, log_q), info
 

@@ -17,8 +17,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from structured_voronoi.contracts import Info, Start, Target, blank_info
-from structured_voronoi.errors import SamplingError, check_count
+from structured_voronoi.errors import NoStartError, SamplingError, check_count, check_positive
 from structured_voronoi.problem.drawing import (
+    PATIENCE,
     check_autoregressive,
     count_ended,
     draw_all,
@@ -29,10 +30,13 @@ from structured_voronoi.problem.drawing import (
     seconds_of_work,
 )
 from structured_voronoi.problem.problem import Problem, bind
+from structured_voronoi.progress import show_note
 from structured_voronoi.streams import Rng, widened, widest_dtype
 
 WHO = "rejection sampling"
 REMEDY = "lower the weight, loosen the control or use svs+refresh"
+LEAST_TRIES = 1000
+"""Fewer in vain say little: a slow model is waited for."""
 
 
 class State(NamedTuple):
@@ -49,12 +53,15 @@ class Rejection:
     """Tries of one chain for one draw, before it gives up with an error."""
     wave: int = 64
     """Tries evaluated at a time, of one chain or of many; it does not change the draws."""
+    patience: float = PATIENCE
+    """Seconds of computing, and LEAST_TRIES tries, after which it gives up if no text at all was accepted."""
 
     independent: ClassVar[bool] = True
     """Draws need no warm-up."""
 
     def __post_init__(self) -> None:
         check_count(max_tries=self.max_tries, wave=self.wave)
+        check_positive(patience=self.patience)
 
     def init(self, target: Target | Problem, rng: Rng, start: Start) -> State:
         """Tokens to begin with, which are no draw: rejection forgets them."""
@@ -90,6 +97,9 @@ class Rejection:
             best[active] = torch.maximum(best[active], torch.where(finite, drawn.log_chance, -math.inf).amax(-1))
             self._give_up(rng, tried, best, active[~done])
             pending = torch.cat([active[~done], later])
+            problem.is_satisfiable |= bool(done.any())
+            self._refuse_vain(problem, drawn_in_all, float(best.max()), seconds_of_work() - began)
+            show_note(_tries_so_far(chains - len(pending), chains, drawn_in_all, seconds_of_work() - began))
         changed = (tokens != state.tokens).sum(-1)
         info = blank_info(energy)._replace(evaluations=tried, events=tried, swaps=changed, nonfinite=lost)
         return State(tokens, state.draws + 1), info
@@ -128,12 +138,27 @@ class Rejection:
         """Tries of each chain in the next wave: as many as a draw took so far, if there is room for them."""
         return max(1, min(self.wave // active, 1 + tries // (1 + draws)))
 
+    def _refuse_vain(self, problem: Problem, tries: int, best: float, seconds: float) -> None:
+        """Give up if no text has ever been accepted; one that is merely rare is waited for, with the tries shown."""
+        if not problem.is_satisfiable and tries >= LEAST_TRIES and seconds > self.patience:
+            reached = f"; the best would have been with probability {math.exp(best):.2g}" if best > -math.inf else ""
+            raise NoStartError(
+                f"0 of {tries:,} tries were accepted in {seconds:.0f} s{reached}: loosen the controls, take another "
+                "sampler (guided or auto), or have more patience (--patience SECONDS on the command line)"
+            )
+
     def _give_up(self, rng: Rng, tried: Tensor, best: Tensor, chains: Tensor) -> None:
         for chain in chains[tried[chains] >= self.max_tries].tolist()[:1]:
             raise SamplingError(
                 f"chain {int(rng.chains[chain])} had {int(tried[chain]):,} tries and none was accepted; the best would "
                 f"have been accepted with probability {math.exp(float(best[chain])):.2g}; {REMEDY}"
             )
+
+
+def _tries_so_far(accepted: int, wanted: int, tries: int, seconds: float) -> str:
+    """What a person who waits wants to know: how rare accepted texts are, and when there will be enough."""
+    left = f", about {seconds * (wanted - accepted) / accepted:.0f} s left" if accepted else ""
+    return f"{accepted} of {tries:,} tries accepted{left}"
 
 
 class Tries(NamedTuple):

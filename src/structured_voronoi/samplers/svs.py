@@ -47,7 +47,8 @@ CHAINS_IN_MEMORY = 64
 """How many chains' memos together may fill the memory bound."""
 
 
-class Space(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Space:
     """The constants of a run: the cells, how points move in them, and the cells' masses."""
 
     cells: Cells

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -20,7 +21,15 @@ from structured_voronoi.contracts import (
     Redrawn,
     SoftReading,
 )
-from structured_voronoi.errors import NoBoundError, SamplingError, refuse_misspelt
+from structured_voronoi.errors import (
+    CONTROL_SECONDS,
+    NoBoundError,
+    OutOfTimeError,
+    SamplingError,
+    check_positive,
+    refuse_misspelt,
+    user_code,
+)
 from structured_voronoi.streams import widened
 from structured_voronoi.targets.ending import Ending
 from structured_voronoi.targets.language_model import LanguageModel
@@ -49,7 +58,8 @@ class Controlled:
     """Any number of controls, each with its weight γ.
 
     Guidance comes from the language model and from the controls that have a gradient; the others are sampled exactly
-    all the same, they just do not steer.
+    all the same, they just do not steer. A control that takes more than ``timeout`` seconds for some texts is ended
+    with an error, where that can be done (`user_code` in structured_voronoi.errors); None waits for ever.
     """
 
     masks_itself = True
@@ -58,11 +68,17 @@ class Controlled:
     """Controls look at the whole text: ancestral draws are not the truth."""
     _lowest_score = -math.inf
 
-    def __init__(self, model: LanguageModel, controls: Mapping[Control, float]) -> None:
+    def __init__(
+        self, model: LanguageModel, controls: Mapping[Control, float], timeout: float | None = CONTROL_SECONDS
+    ) -> None:
         if not controls:
             raise SamplingError("no control was given; sample the language model itself, or add a control")
-        self.model = model
-        self._weighted = [_bind_control(control, weight, model) for control, weight in controls.items()]
+        check_positive(timeout=timeout)
+        self.model, self.timeout = model, timeout
+        self._weighted = []
+        for control, weight in controls.items():
+            with user_code(f"the control {type(control).__name__}", "mend it, or leave it out", timeout):
+                self._weighted.append(_bind_control(control, weight, model))
         self.controls: dict[Control, float] = {weighted.control: weighted.weight for weighted in self._weighted}
         names = [weighted.control.name for weighted in self._weighted]
         repeated = {name for name in names if names.count(name) > 1}
@@ -99,7 +115,8 @@ class Controlled:
         total, at_embeds = widened(log_rest), torch.zeros_like(embeds)
         for weighted in self._weighted:
             if weighted.weight and weighted.soft_gradient is not None:
-                scores, gradient = weighted.soft_gradient(embeds.detach())
+                with self._asking(weighted.control):
+                    scores, gradient = weighted.soft_gradient(embeds.detach())
                 _check_gradient(weighted.control, gradient, embeds)
                 total = total + weighted.weight * _check_scores(weighted.control, scores, total)
                 at_embeds = at_embeds + weighted.weight * gradient.detach().to(at_embeds)
@@ -136,7 +153,7 @@ class Controlled:
         """weight_k (score_k - bound_k) of every control, and the factors of the model."""
         texts, like = self.texts(tokens), widened(self.embeddings.new_zeros(len(tokens)))
         factors = {
-            control.name: weight * (_check_scores(control, control.log_prob(tokens, texts), like) - bound)
+            control.name: weight * (self._scores(control, tokens, texts, like) - bound)
             for control, weight, bound, *_ in self._weighted
             if weight
         }
@@ -163,8 +180,10 @@ class Controlled:
         (weighted,) = (weighted for weighted in self._weighted if weighted.control.name == name)
         control, texts, like = weighted.control, self.texts(tokens), widened(self.embeddings.new_zeros(len(tokens)))
         try:
-            scores = _check_scores(control, control.log_prob(tokens, texts), like)
-        except Exception:  # a control is made for whole texts: what it cannot read says nothing
+            scores = self._scores(control, tokens, texts, like)
+        except OutOfTimeError:
+            raise
+        except SamplingError:  # a control is made for whole texts: what it cannot read says nothing
             if len(tokens) == 1:
                 return torch.full_like(like, torch.nan)
             return torch.cat([self.prefix_factor(name, row) for row in tokens[:, None]])
@@ -188,8 +207,8 @@ class Controlled:
 
     def control_log_probs(self, tokens: Int[Tensor, "chain n"]) -> dict[Control, Float[Tensor, " chain"]]:
         """log p(t_k | m) of every control, without its weight."""
-        texts = self.texts(tokens)
-        return {control: control.log_prob(tokens, texts) for control in self.controls}
+        texts, like = self.texts(tokens), widened(self.embeddings.new_zeros(len(tokens)))
+        return {control: self._scores(control, tokens, texts, like) for control in self.controls}
 
     def texts(self, tokens: Int[Tensor, "chain n"]) -> list[str]:
         """The decoded texts that the controls read: the drawn tokens alone, without prompt and suffix."""
@@ -201,9 +220,20 @@ class Controlled:
         total = widened(self.embeddings.new_zeros(len(tokens)))
         for control, weight, *_ in self._weighted:
             if weight:  # 0 · (-inf) is no number
-                scores = _check_scores(control, control.log_prob(tokens, texts), total)
+                scores = self._scores(control, tokens, texts, total)
                 total = total + weight * scores.clamp(min=self._lowest_score)
         return total
+
+    def _scores(
+        self, control: Control, tokens: Tensor, texts: list[str], like: Float[Tensor, " chain"]
+    ) -> Float[Tensor, " chain"]:
+        """What a control says of these texts."""
+        with self._asking(control):
+            scores = control.log_prob(tokens, texts)
+        return _check_scores(control, scores, like)
+
+    def _asking(self, control: Control) -> AbstractContextManager[None]:
+        return user_code(f"the control {control.name}", "make it answer for every text", self.timeout)
 
     def _steer(
         self, tokens: Tensor, steer_model: Callable[[Tensor], tuple[Tensor, Tensor]], steering: list[Steering | None]
@@ -214,11 +244,12 @@ class Controlled:
             if not weight:
                 continue
             if steer is None:
-                scores = control.log_prob(tokens, texts)
-            else:
+                total = total + weight * self._scores(control, tokens, texts, total)
+                continue
+            with self._asking(control):
                 scores, slope = steer(tokens, texts)
-                _check_gradient(control, slope, field)
-                field = field + weight * slope.detach().to(field)
+            _check_gradient(control, slope, field)
+            field = field + weight * slope.detach().to(field)
             total = total + weight * _check_scores(control, scores, total)
         return total, field
 
@@ -228,6 +259,11 @@ def _bind_control(control: Control, weight: object, model: LanguageModel) -> _We
         raise SamplingError(
             f"{control!r} is not a control: it needs a `name` and `log_prob(tokens, texts)`; "
             "wrap a function of the text in sv.controls.Predicate"
+        )
+    if not isinstance(control.name, str) or not control.name:
+        raise SamplingError(
+            f"the name of a control, a {type(control).__name__}, is {control.name!r}; give it a text that tells it "
+            "from others"
         )
     if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 <= weight < math.inf:
         raise SamplingError(f"the weight of {control.name} is {weight!r}; give a number ≥ 0, for example 1.0")
@@ -250,19 +286,19 @@ def _bind_control(control: Control, weight: object, model: LanguageModel) -> _We
 
 def _check_scores(control: Control, scores: object, like: Float[Tensor, " chain"]) -> Float[Tensor, " chain"]:
     """The scores, one for each text, in the type of ``like``; an error names a control that gives anything else."""
-    if not isinstance(scores, Tensor) or scores.shape != like.shape:
-        received = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+    if not isinstance(scores, Tensor) or scores.shape != like.shape or scores.is_complex() or scores.is_meta:
+        received = f"{tuple(scores.shape)} {scores.dtype}" if isinstance(scores, Tensor) else type(scores).__name__
         raise SamplingError(
             f"the control {control.name} scores {len(like)} texts with {received}; "
-            f"it must return a tensor of shape {tuple(like.shape)}"
+            f"it must return a tensor of real numbers of shape {tuple(like.shape)}"
         )
     return scores.detach().to(like)
 
 
-def _check_gradient(control: Control, gradient: Tensor, like: Float[Tensor, "chain n d"]) -> None:
-    """Refuse a control whose gradient would be broadcast."""
-    if gradient.shape != like.shape:
+def _check_gradient(control: Control, gradient: object, like: Float[Tensor, "chain n d"]) -> None:
+    """Refuse a control whose gradient is none, or would be broadcast."""
+    if not isinstance(gradient, Tensor) or gradient.shape != like.shape:
+        received = f"shape {tuple(gradient.shape)}" if isinstance(gradient, Tensor) else type(gradient).__name__
         raise SamplingError(
-            f"the gradient of the control {control.name} has shape {tuple(gradient.shape)}; "
-            f"it must be {tuple(like.shape)}"
+            f"the gradient of the control {control.name} has {received}; it must be {tuple(like.shape)}"
         )

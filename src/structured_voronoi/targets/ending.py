@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from structured_voronoi.errors import SamplingError, did_you_mean
+from structured_voronoi.models.prompts import check_text
 from structured_voronoi.streams import widened
 
 Ends = Literal["never", "at length", "anywhere"]
@@ -70,6 +71,8 @@ def make_ending(
 
         if not all(texts):
             raise SamplingError("a stop string is empty, so that every text would end at once; leave it out")
+        for text in texts:
+            check_text("the stop string", text)
         pairs = zip(token_bytes(tokenizer, len(allowed)), allowed.tolist(), strict=True)
         steps = torch.from_numpy(stop_steps(texts, [word if is_allowed else b"" for word, is_allowed in pairs], length))
     ids = [end, *(one for one in stop if not isinstance(one, str))]
@@ -89,6 +92,15 @@ def checked_ends(ends: Ends | bool) -> Ends:
         if ends == word or str(ends).replace("-", " ") == word:
             return word  # type: ignore[no-any-return]
     raise SamplingError(f"ends = {ends!r} is unknown; {did_you_mean(str(ends), get_args(Ends))}")
+
+
+def checked_stops(stop: str | int | Sequence[str | int]) -> tuple[str | int, ...]:
+    """The texts and tokens with which texts end, one or several."""
+    if isinstance(stop, str | int):
+        return (stop,)
+    if not isinstance(stop, Collection):
+        raise SamplingError(f"stop = {stop!r} is no text and no list of texts; write stop=['.'] for example")
+    return tuple(stop)
 
 
 def log_of(truth: Bool[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

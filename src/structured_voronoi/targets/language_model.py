@@ -15,11 +15,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from structured_voronoi.contracts import Choose, Pattern, Redrawn, SoftReading
-from structured_voronoi.errors import SamplingError
+from structured_voronoi.errors import SamplingError, check_count, check_memory
 from structured_voronoi.models.loading import head, hidden_states, load_model
 from structured_voronoi.models.prompts import drops_space, encode_chat, encode_prompt, encode_suffix, end_of_turn
 from structured_voronoi.streams import BLOCK, MEMORY, block_rows, in_blocks, widened
-from structured_voronoi.targets.ending import ENDING, Ending, Ends, checked_ends, log_of, make_ending
+from structured_voronoi.targets.ending import ENDING, Ending, Ends, checked_ends, checked_stops, log_of, make_ending
 from structured_voronoi.targets.growing import Growing
 
 HALF_PRECISION = (torch.float16, torch.bfloat16)
@@ -59,10 +59,11 @@ class LanguageModel:
         chat: bool = False,
         system: str = "",
     ) -> None:
+        check_count(length=length, memory=memory)
         self.model, self.tokenizer, self.memory = model, tokenizer, memory
         self.length, self.suffix = length, suffix
         self.is_chat, self.system, self.asked = chat or bool(system), system, allowed
-        self.ends, self.stop = checked_ends(ends), (stop,) if isinstance(stop, str | int) else tuple(stop)
+        self.ends, self.stop = checked_ends(ends), checked_stops(stop)
         self.device = model.device
         table = model.get_output_embeddings().weight
         # one object for all targets of a network, so that its geometry is built once
@@ -106,6 +107,7 @@ class LanguageModel:
     ) -> Self:
         """``bundled``, a name of `svs models ls`, a Hugging Face hub name, a folder, or a .gguf file."""
         ends = checked_ends(ends)
+        check_count(length=length)
         loaded = load_model(name, device, dtype)
         return cls(loaded.model, loaded.tokenizer, prompt, length, suffix, ends, allowed, MEMORY, stop, chat, system)
 
@@ -125,6 +127,12 @@ class LanguageModel:
     def _read_prompt(self, prompt: str) -> None:
         tokenizer, self.prompt = self.tokenizer, prompt
         ids = encode_chat(tokenizer, prompt, self.system) if self.is_chat else encode_prompt(tokenizer, prompt)
+        known = len(self.model.get_input_embeddings().weight)
+        if ids and max(ids) >= known:
+            raise SamplingError(
+                f"the prompt {prompt[:80]!r} has token {max(ids)}, and the model knows {known}; the tokenizer belongs "
+                "to another model: copy both again"
+            )
         self.before: Int[Tensor, "row position"] = torch.tensor([ids], dtype=torch.int64, device=self.device)
         """The prompt's tokens: one row for all, or one for each."""
         self._prompt_text = tokenizer.decode(ids) if prompt and drops_space(tokenizer) else None
@@ -481,13 +489,12 @@ class LanguageModel:
     def _check_length(self) -> None:
         limit = getattr(self.model.config, "max_position_embeddings", None)
         needed = self.before.shape[1] + self.length + len(self.after)
-        if self.length < 1:
-            raise SamplingError(f"length = {self.length}: there is nothing to sample; ask for 1 token or more")
         if limit is not None and needed > limit:
             raise SamplingError(
                 f"prompt ({self.before.shape[1]} tokens), length ({self.length}) and what follows ({len(self.after)}) "
                 f"exceed the model's context of {limit}; shorten the prompt or the length"
             )
+        check_memory(BLOCK * self.row_bytes, f"{BLOCK} texts of {self.length} tokens")
 
 
 def _repeated_rows(table: Float[Tensor, "token d"], mask: Bool[Tensor, " token"]) -> Bool[Tensor, " token"]:

@@ -115,13 +115,13 @@ class GuidedWithoutPresent(Guided):
 
     def _choose(self, problem: Problem, rng: Rng, state: guided.State) -> tuple[Proposal, Tensor]:
         impossible = state.text._replace(log_rest=torch.full_like(state.text.log_rest, -torch.inf))
-        chosen, lost = super()._choose(problem, rng, state._replace(text=impossible))
+        chosen, log_weights = super()._choose(problem, rng, state._replace(text=impossible))
         found = chosen.log_weight.isfinite()
         texts = (
             torch.where(found.view(-1, *[1] * (new.ndim - 1)), new, old)
             for new, old in zip(chosen, state.text, strict=True)
         )
-        return Proposal(*texts), lost
+        return Proposal(*texts), log_weights
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,182 @@
+"""Checkpoints: what a run needs to go on as if it had never stopped, in a folder, written every now and then."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from importlib.metadata import version
+from itertools import count
+from pathlib import Path
+from time import monotonic
+from typing import Any, Self
+
+import torch
+
+from structured_voronoi.contracts import Chains, Sampler, Start, tune
+from structured_voronoi.lookahead.lookahead import Lookahead, few_texts, identify
+from structured_voronoi.problem.problem import Problem
+from structured_voronoi.run.presets import Plan, Scale, text_sampler
+from structured_voronoi.run.stored import changed, changes, check_storable, describe, pack, unpack
+from structured_voronoi.storage import Store
+
+SECONDS, FIRST = 30.0, 1.0
+"""Between two writes; the first come sooner, each after twice the time of the one before."""
+SHARE = 0.02
+"""Of the time may be spent on writing: on a slow disk writes come less often."""
+LIBRARIES = ("structured-voronoi", "torch", "numpy", "transformers")
+SUFFIX = ".safetensors"
+
+
+class Checkpoint:
+    """A run that is kept in a folder. What is put into it takes effect with the next `save`, all at once."""
+
+    def __init__(self, folder: str | Path, resume: bool = True) -> None:
+        self.store = Store(folder, resume)
+        self._new: dict[str, bytes] = {}
+        self._outdated: list[str] = []
+        self._wait, self._saved = min(FIRST, SECONDS), monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.store.close()
+
+    def begin(self, kind: str, problem: Problem, settings: dict[str, Any]) -> None:
+        """Begin the run, or go on with it; another run, or one of another target, is refused."""
+        versions = {name: version(name) for name in LIBRARIES}
+        self.store.begin(kind, {**describe(settings), "target": fingerprint(problem)}, versions)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.store.run.finished
+
+    @property
+    def is_due(self) -> bool:
+        """Is it time to write?"""
+        return monotonic() - self._saved >= self._wait
+
+    def names(self, prefix: str) -> list[str]:
+        """What was put under names that begin so, in order."""
+        held = {*self.store.names(prefix), *self._new} - {*self._outdated}
+        return sorted(file.removesuffix(SUFFIX) for file in held if file.startswith(prefix))
+
+    def get(self, name: str, template: Any = None, device: torch.device | str = "cpu") -> Any:
+        """What was put under a name and saved; None where nothing was."""
+        file = name + SUFFIX
+        return unpack(self.store.read(file), template, device) if file in self.store.run.parts else None
+
+    def put(self, name: str, value: Any, template: Any = None) -> None:
+        """Tensors, arrays, numbers and words in tuples, lists and dicts; a name stands for one value for ever."""
+        self._new[name + SUFFIX] = pack(value, template, name)
+
+    def drop(self, name: str) -> None:
+        """Leave out what is under a name."""
+        if self._new.pop(name + SUFFIX, None) is None:
+            self._outdated.append(name + SUFFIX)
+
+    def save(self, done: int | None = None, of: int = 0, unit: str = "") -> None:
+        """Write what was put, and how far the run is, if it is any farther; one that is all done is finished."""
+        began = monotonic()
+        progress = None if done is None else {"done": done, "of": of, "unit": unit}
+        self.store.commit(self._new, self._outdated, progress, finished=done == of)
+        self._new, self._outdated, self._saved = {}, [], monotonic()
+        self._wait = max(min(2 * self._wait, SECONDS), (self._saved - began) / SHARE)
+
+    def bookmark(self, name: str, chains: Chains) -> Bookmark:
+        return Bookmark(self, name, chains)
+
+    def tuned(self, sampler: Sampler, problem: Problem, seed: int, start: Start) -> Sampler:
+        """The sampler with the settings that its pilot found, now or in the run that is resumed."""
+        if not hasattr(sampler, "tuned"):
+            return sampler
+        if self.names("sampler"):
+            return self._get_sampler("sampler", sampler, problem)
+        made = tune(sampler, problem, seed, start)
+        self._put_sampler("sampler", sampler, made)
+        self.save()
+        return made
+
+    def plan(self, name: str, problem: Problem, scale: Scale, make: Callable[[], Plan]) -> Plan:
+        """How texts are drawn, as it was decided once."""
+
+        def base(of: str) -> Sampler:
+            return text_sampler(of, scale, problem.embeddings.shape[1])
+
+        stored = self.get(name)
+        if stored is not None:
+            return Plan(**stored, sampler=self._get_sampler(f"{name}-sampler", base(stored["name"]), problem))
+        plan = make()
+        self.put(name, {key: value for key, value in vars(plan).items() if key != "sampler"})
+        self._put_sampler(f"{name}-sampler", base(plan.name), plan.sampler)
+        self.save()
+        return plan
+
+    def lookahead(self, name: str, problem: Problem, make: Callable[[], Lookahead]) -> Lookahead:
+        """A lookahead that was fitted once."""
+        if self.store.names(f"{name}/"):
+            return Lookahead.load(self.store.folder / name, problem)
+        made = make()
+        self._put_lookahead(name, made)
+        self.save()
+        return made
+
+    def _put_sampler(self, name: str, base: Sampler, made: Sampler) -> None:
+        """How a sampler differs from the one it was made of; its lookaheads have folders of their own."""
+        folders = (f"{name}-lookahead-{number}" for number in count())
+
+        def put(lookahead: Lookahead) -> str:
+            folder = next(folders)
+            self._put_lookahead(folder, lookahead)
+            return folder
+
+        self.put(name, changes(base, made, type(base).__name__, put))
+
+    def _get_sampler(self, name: str, base: Sampler, problem: Problem) -> Sampler:
+        made: Sampler = changed(
+            base, self.get(name), lambda folder: Lookahead.load(self.store.folder / folder, problem)
+        )
+        return made
+
+    def _put_lookahead(self, name: str, lookahead: Lookahead) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            lookahead.save(folder)
+            self._new |= {f"{name}/{path.name}": path.read_bytes() for path in Path(folder).iterdir()}
+
+
+class Bookmark:
+    """Where some chains are: their state, how much of their random streams is used, and what was counted so far."""
+
+    def __init__(self, checkpoint: Checkpoint, name: str, chains: Chains) -> None:
+        """Refuses a sampler whose state cannot be stored, before its first step."""
+        self.checkpoint, self.name, self.chains = checkpoint, name, chains
+        self._first = chains.state
+        check_storable(self._first, f"{type(chains.sampler).__name__}'s state")
+
+    def resume(self) -> dict[str, Any]:
+        """Put the chains where they were; returns what was counted, nothing where they have not set out."""
+        *_, last = [None, *self.checkpoint.names(f"{self.name}.")]
+        if last is None:
+            return {}
+        template, rng = (self._first, None, None), self.chains.rng
+        self.chains.state, counter, counted = self.checkpoint.get(last, template, rng.device)
+        rng.counter = counter.to(rng.counter.device)
+        return dict(counted)
+
+    def put(self, counted: dict[str, Any]) -> None:
+        """Mark the present place instead of the last one."""
+        names = self.checkpoint.names(f"{self.name}.")
+        self.remove()
+        number = 1 + int(names[-1].split(".")[-1]) if names else 0
+        value = (self.chains.state, self.chains.rng.counter, counted)
+        self.checkpoint.put(f"{self.name}.{number:09}", value, (self._first, None, None))
+
+    def remove(self) -> None:
+        for name in self.checkpoint.names(f"{self.name}."):
+            self.checkpoint.drop(name)
+
+
+def fingerprint(problem: Problem) -> dict[str, Any]:
+    """By what a target is known again: its sizes and names, and what it says of a few texts."""
+    energy = problem.evaluate(few_texts(problem), "none").energy
+    return {"class": problem.name, **identify(problem), "energy": [f"{value:.4g}" for value in energy.tolist()]}

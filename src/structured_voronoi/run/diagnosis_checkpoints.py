@@ -1,0 +1,73 @@
+"""Runs that are kept in checkpoint folders, finished or not, read to be judged."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import structured_voronoi as sv
+from structured_voronoi.contracts import is_independent
+from structured_voronoi.errors import SamplingError
+from structured_voronoi.run.diagnosis import Record, find_scale, name_sampler, record_of_texts
+from structured_voronoi.run.presets import Plan, text_sampler
+from structured_voronoi.run.stored import unpack
+from structured_voronoi.run.texts import Batch
+from structured_voronoi.storage import DamagedError, Manifest, read_manifest
+
+
+def read_checkpoint(folder: Path) -> dict[str, Record]:
+    """What a folder holds so far, by prompt where there are several; every file is compared with its checksum."""
+    manifest = read_manifest(folder)
+    for said in manifest.damage(folder):
+        raise DamagedError(f"{said}; restore it, or run again in another folder")
+    if manifest.kind == "sv.sample":
+        return {"": _read_draws(folder, manifest)}
+    if manifest.kind == "texts":
+        return _read_texts(folder, manifest)
+    raise SamplingError(f"{folder} holds a run of {manifest.kind}, which has no chains; it says by itself how it went")
+
+
+def _parts(folder: Path, manifest: Manifest, kind: str) -> list[Any]:
+    """What was put under this name and a number, in order."""
+    names = [name for name in sorted(manifest.parts) if re.fullmatch(rf"{kind}-\d+\.safetensors", name)]
+    return [unpack((folder / name).read_bytes()) for name in names]
+
+
+def _read_draws(folder: Path, manifest: Manifest) -> Record:
+    settings, parts = manifest.settings, _parts(folder, manifest, "draws")
+    sampler = settings["sampler"]
+    independent = sampler["class"] in sv.__all__ and is_independent(getattr(sv, sampler["class"]))
+    warm = settings["warmup"] if settings["keep_warmup"] and not independent else 0
+    columns = {
+        name: torch.cat([part[name] for part in parts])[warm:].transpose(0, 1).numpy() for name in (parts or [{}])[0]
+    }
+    if not columns or not columns["energy"].size:
+        raise SamplingError(f"{folder} holds no draw yet; wait until there are some")
+    draws = columns["energy"].shape[1]
+    return Record(
+        sampler=name_sampler(sampler["class"], [part["class"] for part in sampler.get("samplers", ())]),
+        energy=columns.pop("energy").astype(float),
+        tokens=columns.pop("tokens"),
+        counts=columns,
+        steps=draws * settings["thin"],
+        independent=independent,
+        scale=find_scale(sampler),
+        asked=None if manifest.finished else settings["draws"],
+    )
+
+
+def _read_texts(folder: Path, manifest: Manifest) -> dict[str, Record]:
+    settings, batches = manifest.settings, list(map(Batch.restored, _parts(folder, manifest, "batch")))
+    plans = _parts(folder, manifest, "plan")
+    if not batches or not plans:
+        raise SamplingError(f"{folder} holds no text yet; wait until there are some")
+    found = {}
+    for number, stored in enumerate(plans):
+        plan = Plan(**stored, sampler=text_sampler(stored["name"], settings["scale"]))
+        own = [batch for batch in batches if len(plans) == 1 or batch.texts[0].chain // settings["n"] == number]
+        if own:
+            found[f"prompt {number + 1}" if len(plans) > 1 else ""] = record_of_texts(own, plan)
+    return found

@@ -1,0 +1,173 @@
+"""Folders that runs are kept in: whatever happens to them, they hold what was written or are refused by name."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from structured_voronoi import storage
+from structured_voronoi.errors import SamplingError
+from structured_voronoi.storage import LOCK, MANIFEST, Store, read_manifest
+
+SETTINGS = {"seed": 0, "sampler": {"name": "SVS", "scale": 0.5}, "limit": float("nan"), "prompt": "at the café"}
+
+
+def kept_run(folder: Path) -> Path:
+    """A run of two parts, one of them in a folder of its own."""
+    with Store(folder) as store:
+        store.begin("test", SETTINGS, {"torch": "2"})
+        store.commit(
+            {"draws-0.json": b"[1, 2, 3]" * 9, "guide/weights": bytes(range(256))}, progress={"done": 1, "of": 2}
+        )
+    return folder
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_what_was_written_is_read_again(tmp_path: Path) -> None:
+    with Store(kept_run(tmp_path)) as store:
+        store.begin("test", SETTINGS, {"torch": "3"})
+        assert store.names("draws") == ["draws-0.json"]
+        assert store.read("guide/weights") == bytes(range(256))
+        store.commit({"draws-1.json": b"{}"}, drop=["draws-0.json"], finished=True)
+    assert set(files_of(tmp_path)) == {LOCK, MANIFEST, "draws-1.json", "guide/weights"}
+    manifest = read_manifest(tmp_path)
+    assert manifest.finished
+    assert manifest.progress == {"done": 1, "of": 2}
+    assert manifest.versions == {"torch": "2"}
+    assert manifest.damage(tmp_path) == []
+
+
+def test_every_flipped_byte_is_refused_by_the_name_of_its_file(tmp_path: Path) -> None:
+    whole = files_of(kept_run(tmp_path))
+    source, places = random.Random(5), [(name, i) for name, data in whole.items() for i in range(len(data))]
+    assert len(places) > 800
+    for name, place in source.sample(places, 500):
+        damaged = bytearray(whole[name])
+        damaged[place] ^= source.randrange(1, 256)
+        (tmp_path / name).write_bytes(damaged)
+        with pytest.raises(SamplingError, match=name.replace(".", r"\.")):
+            Store(tmp_path)
+        (tmp_path / name).write_bytes(whole[name])
+    Store(tmp_path).close()
+
+
+@pytest.mark.parametrize("harm", ["missing", "cut", "longer", "folder", "pipe"])
+@pytest.mark.parametrize("name", ["draws-0.json", "guide/weights"])
+def test_a_part_that_is_no_longer_what_it_was_is_refused(tmp_path: Path, name: str, harm: str) -> None:
+    path = kept_run(tmp_path) / name
+    data = path.read_bytes()
+    path.unlink()
+    if harm in ("cut", "longer"):
+        path.write_bytes(data[:-1] if harm == "cut" else data + b" ")
+    elif harm == "folder":
+        path.mkdir()
+    elif harm == "pipe":
+        os.mkfifo(path)
+    with pytest.raises(SamplingError, match=f"{name} is (missing|damaged)"):
+        Store(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"format": 1}', "[" * 100_000, "\xff"])
+def test_a_manifest_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    (kept_run(tmp_path) / MANIFEST).write_text(text, encoding="latin-1")
+    with pytest.raises(SamplingError, match=f"{MANIFEST} is damaged"):
+        Store(tmp_path)
+
+
+def test_a_manifest_cannot_lead_out_of_its_folder(tmp_path: Path) -> None:
+    with Store(tmp_path / "run") as store:
+        store.begin("test", {}, {})
+        store.manifest = storage.replace(store.run, parts={"../outside": storage.Part("0", 1)})
+        (tmp_path / "run" / MANIFEST).write_bytes(store.run.encode())
+    with pytest.raises(SamplingError, match=r"names '\.\./outside', which is no part's name"):
+        Store(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed", "said"),
+    [
+        ("test", {"seed": 1}, r"another seed \(0, not 1\)"),
+        ("test", {"sampler": {"name": "SVS", "scale": 0.25}}, r"another sampler scale \(0.5, not 0.25\)"),
+        ("test", {"prompt": "x" * 99}, r'another prompt \("at the café", not "x{59}…\)'),
+        ("test", {"more": True}, r"another more \(null, not true\)"),
+        ("other", {}, "holds a run of test, not of other"),
+    ],
+)
+def test_another_run_is_refused(tmp_path: Path, kind: str, changed: dict[str, Any], said: str) -> None:
+    with Store(kept_run(tmp_path)) as store, pytest.raises(SamplingError, match=said):
+        store.begin(kind, {**SETTINGS, **changed}, {})
+
+
+def test_a_folder_with_a_run_needs_resume_and_one_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    Store(tmp_path / "new" / "folder", resume=False).close()
+    Store(tmp_path / "new" / "folder", resume=False).close()  # nothing was begun in it
+    with pytest.raises(SamplingError, match="holds a run already; add --resume or choose another folder"):
+        Store(kept_run(tmp_path / "run"), resume=False)
+    (tmp_path / "own").mkdir()
+    for name in ("draft.new", "letter.txt", LOCK):
+        (tmp_path / "own" / name).write_text("dear")
+    with pytest.raises(SamplingError, match=r"holds other files \(draft.new\)"):
+        Store(tmp_path / "own")
+    assert files_of(tmp_path / "own") == dict.fromkeys(("draft.new", "letter.txt", LOCK), b"dear")
+    with pytest.raises(SamplingError, match=r"letter.txt cannot be written \(it is a file\); choose another"):
+        Store(tmp_path / "own" / "letter.txt")
+    with pytest.raises(SamplingError, match=r"cannot be written \(Not a directory\)"):
+        Store(tmp_path / "own" / "letter.txt" / "run")
+
+
+def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
+    script = "from structured_voronoi.storage import Store; store = Store('.'); print(1, flush=True); input()"
+    other = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(SamplingError, match=f"is in use by process {other.pid}; wait until it has ended"):
+            Store(tmp_path)
+    finally:
+        other.kill()
+        other.communicate()
+    Store(tmp_path).close()  # the lock of a killed process is free
+    assert (tmp_path / LOCK).read_bytes() == b""
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EIO])
+@pytest.mark.parametrize("failing", ["draws-1.json", "draws-2.json", MANIFEST])
+def test_a_write_that_fails_leaves_the_folder_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str, code: int
+) -> None:
+    before = files_of(kept_run(tmp_path))
+
+    def sync(file: int) -> None:
+        if os.readlink(f"/proc/self/fd/{file}").endswith(f"{failing}.new"):
+            raise OSError(code, os.strerror(code))
+
+    with Store(tmp_path) as store:
+        monkeypatch.setattr(os, "fsync", sync)
+        with pytest.raises(SamplingError, match=f"{failing} cannot be written .{os.strerror(code)}.") as raised:
+            store.commit({"draws-1.json": b"1", "draws-2.json": b"2"}, drop=["draws-0.json"])
+        assert ("make room and resume" in str(raised.value)) == (code == errno.ENOSPC)
+    assert files_of(tmp_path) == before
+    Store(tmp_path).close()
+
+
+def test_parts_that_a_killed_run_left_unlisted_are_overwritten(tmp_path: Path) -> None:
+    kept_run(tmp_path)
+    (tmp_path / "draws-1.json").write_bytes(b"half")
+    (tmp_path / "manifest.json.new").write_bytes(b"half")
+    with Store(tmp_path) as store:
+        assert store.names("draws") == ["draws-0.json"]
+        store.commit({"draws-1.json": b"whole"})
+    assert (tmp_path / "draws-1.json").read_bytes() == b"whole"
+    assert not (tmp_path / "manifest.json.new").exists()

@@ -1,0 +1,460 @@
+"""Runs that are stopped at any moment and go on as if they had not been; and those that are refused."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+import structured_voronoi as sv
+from helpers import ALL_SAMPLERS, SVS, boxed_target
+from structured_voronoi.contracts import Chains
+from structured_voronoi.models import unfinished
+from structured_voronoi.models.corpora import Corpus
+from structured_voronoi.models.restaurants import descriptions
+from structured_voronoi.models.training import Recipe, train_language_model
+from structured_voronoi.run import checkpoints, probability
+from structured_voronoi.run.checkpoints import Bookmark
+from structured_voronoi.samplers import svs as svs_sampler
+from structured_voronoi.storage import LOCK, MANIFEST, LineFile, Store, read_manifest
+from structured_voronoi.targets.tabular import AutoregressiveTable
+from system.commands import svs
+
+ROOT = Path(__file__).parents[2]
+SETTINGS: dict[str, Any] = {"chains": 3, "draws": 4, "warmup": 2, "thin": 3, "seed": 4, "progress": False}
+
+
+class Stopped(Exception):
+    """As if the process had been killed, but for the lock."""
+
+
+@pytest.fixture(autouse=True)
+def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All is written whenever it can be."""
+    monkeypatch.setattr(checkpoints, "SECONDS", 0.0)
+    monkeypatch.setattr(checkpoints, "SHARE", float("inf"))
+    monkeypatch.setattr(svs_sampler, "PILOT_SCALES", (0.3, 0.7))
+
+
+@contextlib.contextmanager
+def stopping(monkeypatch: pytest.MonkeyPatch, steps: int, stop: type[BaseException] = Stopped) -> Iterator[None]:
+    """Chains that stop in the middle of a step, after so many steps."""
+    step, taken = Chains.__next__, 0
+
+    def stepped(self: Chains) -> Any:
+        nonlocal taken
+        if taken == steps:
+            self.rng.uniform(3)  # what a step that is not finished has used up does not count
+            raise stop
+        taken += 1
+        return step(self)
+
+    with monkeypatch.context() as patch, pytest.raises(Stopped) if stop is Stopped else contextlib.nullcontext():
+        patch.setattr(Chains, "__next__", stepped)
+        yield
+
+
+def sentences() -> AutoregressiveTable:
+    generator = torch.Generator().manual_seed(3)
+    embeddings, log_prob = torch.randn(5, 3, generator=generator), torch.randn(5, 5, 5, generator=generator)
+    scores = -torch.randn(5, 5, 5, generator=generator).abs()
+    return AutoregressiveTable(embeddings, log_prob - log_prob.logsumexp((0, 1, 2)), None, scores)
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Bit for bit, with all statistics and attributes."""
+    groups = ("posterior", "sample_stats")
+    same = all(one[group].to_dataset().identical(other[group].to_dataset()) for group in groups)
+    return same and one.attrs == other.attrs
+
+
+SAMPLERS = {
+    **ALL_SAMPLERS,
+    "cycle": sv.Cycle(sv.SVS(0.6), sv.PNCG(2.0)),
+    "refresh": sv.Refresh(block=2),
+    "svs + refresh": sv.Cycle(sv.SVS(0.6), sv.Refresh(block=2)),
+    "rejection": sv.Rejection(),
+    "guided": sv.Guided(tries=3, texts=64),
+    "smc": sv.SMC(particles=4, texts=64),
+    "cold": sv.COLD(iterations=3),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_run_that_was_stopped_gives_the_same_draws(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler, target = SAMPLERS[name], boxed_target(3, 5, 3, 2) if name in [*ALL_SAMPLERS, "cycle"] else sentences()
+    whole = sv.sample(target, sampler, **SETTINGS)
+    for steps in (1, 3, 4):
+        with stopping(monkeypatch, steps):
+            sv.sample(target, sampler, checkpoint=tmp_path, **SETTINGS)
+    assert equal(sv.sample(target, sampler, checkpoint=tmp_path, **SETTINGS), whole)
+    monkeypatch.setattr(Chains, "__init__", None)  # a finished run takes no step, and looks for no start
+    assert equal(sv.sample(target, sampler, checkpoint=tmp_path, **SETTINGS), whole)
+
+
+def test_a_resume_that_forgets_the_random_streams_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, sampler = boxed_target(3, 5, 3, 2), sv.SVS(0.6)
+    whole = sv.sample(target, sampler, **SETTINGS)
+    with stopping(monkeypatch, 5):
+        sv.sample(target, sampler, checkpoint=tmp_path, **SETTINGS)
+    resume = Bookmark.resume
+
+    def forgetful(self: Bookmark) -> dict[str, Any]:
+        counter = self.chains.rng.counter.clone()
+        counted = resume(self)
+        self.chains.rng.counter = counter
+        return counted
+
+    monkeypatch.setattr(Bookmark, "resume", forgetful)
+    assert not equal(sv.sample(target, sampler, checkpoint=tmp_path, **SETTINGS), whole)
+
+
+def test_fifty_kills_lose_nothing() -> None:
+    """Of sampling, texts, probabilities and trainings, at random writes, steps and times."""
+    script = ROOT / "benchmarks" / "kills.py"
+    done = subprocess.run(
+        [sys.executable, script, "--kills", "50", "--seed", "1"], capture_output=True, text=True, timeout=900
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    kills, runs, kept = map(int, re.findall(r"(\d+) (?:kills|runs) ", done.stdout))
+    assert kills >= 50
+    assert runs == kept
+
+
+def test_ctrl_c_returns_the_draws_so_far_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, sampler = boxed_target(3, 5, 3, 2), sv.SVS(0.6)
+    whole = sv.sample(target, sampler, **SETTINGS)
+    with stopping(monkeypatch, 9, KeyboardInterrupt):
+        some = sv.sample(target, sampler, checkpoint=tmp_path, **SETTINGS)
+    assert some.attrs["interrupted"] == 1
+    assert some["posterior"]["tokens"].shape == (3, 2, 3)
+    assert equal(sv.sample(target, sampler, checkpoint=tmp_path, **SETTINGS), whole)
+
+
+def test_every_flipped_byte_of_a_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with stopping(monkeypatch, 8):
+        sv.sample(sentences(), sv.Guided(tries=3, texts=64), checkpoint=tmp_path, **SETTINGS)
+    files = sorted(path for path in tmp_path.rglob("*") if path.is_file() and path.name != LOCK)
+    assert {path.suffix for path in files} == {".json", ".safetensors"}
+    source = random.Random(6)
+    for _ in range(500):
+        path = source.choice(files)
+        whole = path.read_bytes()
+        damaged = bytearray(whole)
+        damaged[source.randrange(len(whole))] ^= 1 << source.randrange(8)
+        path.write_bytes(damaged)
+        with pytest.raises(sv.SamplingError, match=re.escape(str(path))):
+            sv.sample(sentences(), sv.Guided(tries=3, texts=64), checkpoint=tmp_path, **SETTINGS)
+        path.write_bytes(whole)
+    assert svs("runs", "check", str(tmp_path)).stdout.startswith(f"{tmp_path} is whole")
+    path.write_bytes(damaged)
+    assert str(path) in svs("runs", "check", str(tmp_path), code=1).stdout
+    assert "holds no manifest.json" in svs("runs", "check", str(tmp_path.parent), code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"seed": 5}, r"another seed \(4, not 5\)"),
+        ({"draws": 5}, r"another draws \(4, not 5\)"),
+        ({"start": torch.zeros(3, 3, dtype=torch.int64)}, r"another start \(null, not "),
+        ({"sampler": sv.SVS(0.5)}, r"another sampler scale \(0.6, not 0.5\)"),
+        ({"sampler": sv.PNCG(2.0)}, r'another sampler class \("SVS", not "PNCG"\)'),
+        ({"target": boxed_target(4, 5, 3, 2)}, "another target "),
+        ({"target": boxed_target(3, 6, 3, 2)}, r"another target vocabulary \(5, not 6\)"),
+    ],
+)
+def test_another_run_is_refused(changed: dict[str, Any], said: str, tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"target": boxed_target(3, 5, 3, 2), "sampler": sv.SVS(0.6), **SETTINGS}
+    sv.sample(**asked, checkpoint=tmp_path)
+    with pytest.raises(sv.SamplingError, match=said):
+        sv.sample(**{**asked, **changed}, checkpoint=tmp_path)
+
+
+class Walk:
+    """A user's sampler: a state of odds and ends that is changed in place, a report of its own."""
+
+    class State(NamedTuple):
+        tokens: Tensor
+        visits: dict[str, Tensor]
+        history: list[int]
+        extra: Any = None
+
+    class Report(NamedTuple):
+        energy: Tensor
+        evaluations: Tensor
+        luck: Tensor
+
+    def __init__(self, extra: Any = None) -> None:
+        self.extra = extra
+
+    def __repr__(self) -> str:
+        return "Walk()"
+
+    def init(self, target: Any, rng: sv.Rng, start: Any) -> Any:
+        return self.State(torch.zeros(len(rng), 3, dtype=torch.int64), {"a": torch.zeros(5)}, [], self.extra)
+
+    def step(self, target: Any, rng: sv.Rng, state: Any) -> Any:
+        level = rng.uniform(3)
+        state.tokens[:] = (state.tokens + (5 * level).long() + len(state.history)) % 5
+        state.visits["a"][state.tokens[0, 0]] += 1
+        state.history.append(int(state.tokens[0, 0]))
+        energy = state.visits["a"][state.tokens[:, 0]].double()
+        return state, self.Report(energy, torch.ones_like(state.tokens[:, 0]), level[:, 0])
+
+
+def test_a_sampler_of_ones_own_goes_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = boxed_target(3, 5, 3, 2)
+    whole = sv.sample(target, Walk(), **SETTINGS)
+    assert "luck" in whole["sample_stats"]
+    for steps in (3, 5):
+        with stopping(monkeypatch, steps):
+            sv.sample(target, Walk(), checkpoint=tmp_path, **SETTINGS)
+    assert equal(sv.sample(target, Walk(), checkpoint=tmp_path, **SETTINGS), whole)
+
+
+def test_a_sampler_whose_state_cannot_be_kept_is_refused_before_its_first_step(tmp_path: Path) -> None:
+    walk = Walk(torch.Generator())
+    walk.step = None  # type: ignore[assignment]
+    with pytest.raises(sv.SamplingError, match=r"Walk's state\.extra is of type Generator, which a checkpoint cannot"):
+        sv.sample(boxed_target(3, 5, 3, 2), walk, checkpoint=tmp_path, **SETTINGS)
+
+
+def test_a_full_disk_leaves_a_run_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, sampler, calls = boxed_target(3, 5, 3, 2), sv.SVS(0.6), 0
+    whole = sv.sample(target, sampler, **SETTINGS)
+
+    def full(_: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 40:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(sv.SamplingError, match=r"\(No space left on device\).* make room and resume"):
+            sv.sample(target, sampler, checkpoint=tmp_path, **SETTINGS)
+    assert not list(tmp_path.glob("*.new"))
+    assert read_manifest(tmp_path).progress["done"] > 2
+    assert equal(sv.sample(target, sampler, checkpoint=tmp_path, **SETTINGS), whole)
+
+
+def test_writes_take_their_share_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first comes after a second, each next after twice the time, up to 30 s, or to what is 2 % on a slow disk."""
+    now = 0.0
+    monkeypatch.setattr(checkpoints, "SECONDS", 30.0)
+    monkeypatch.setattr(checkpoints, "SHARE", 0.02)
+    monkeypatch.setattr(checkpoints, "monotonic", lambda: now)
+    with checkpoints.Checkpoint(tmp_path) as kept:
+        kept.store.begin("test", {}, {})
+        commit, cost = kept.store.commit, 0.0
+
+        def slow(*arguments: Any, **more: Any) -> None:
+            nonlocal now
+            now += cost
+            commit(*arguments, **more)
+
+        monkeypatch.setattr(kept.store, "commit", slow)
+        waits = []
+        for _ in range(8):
+            began = now
+            while not kept.is_due:
+                now += 0.5
+            waits.append(now - began)
+            kept.save()
+            cost = 1.0 if len(waits) == 6 else 0.0
+    assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 50.0]
+
+
+TEXTS = ("sample", "-n", "20", "--length", "5", "--ends", "never", "--seed", "2")
+CASES = {
+    "chains": ("--control", "food=Italian@0.3", "--sampler", "svs+refresh", "--warmup", "1"),
+    "auto": ("--control", "keyword=a", "--prompt", "The"),
+    "prompts": ("--prompts", "prompts.txt"),
+    "prompts under control": ("--prompts", "prompts.txt", "--control", "food=Italian@0.1", "--sampler", "rejection"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_command_that_was_stopped_writes_the_same_file(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from structured_voronoi.run import generation, texts
+
+    (tmp_path / "prompts.txt").write_text("Near the\nThe\nAt a\n")
+    monkeypatch.setattr(texts, "DRAWS_AT_A_TIME", 16)
+    words = (*TEXTS, *CASES[case], "--checkpoint", "run", "--resume")
+    make_texts, made = texts._make_texts, 0
+
+    def stopped(*arguments: Any) -> Any:
+        nonlocal made
+        made += 1
+        if made == 2:
+            raise Stopped
+        return make_texts(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(texts, "_make_texts", stopped)
+        with pytest.raises(Stopped):
+            svs(*words, "--out", "stopped.jsonl", cwd=tmp_path)
+    with monkeypatch.context() as patch:
+        if case != "prompts under control":  # where there is more to decide
+            patch.setattr(generation, "plan_texts", None)  # what was decided once is not decided again
+        resumed = svs(*words, "--out", "resumed.jsonl", cwd=tmp_path)
+    sampler = json.loads((tmp_path / "run" / MANIFEST).read_text())["settings"]["sampler"]
+    if sampler == "auto":  # the same sampler, by its name, since another pilot may choose another
+        said = resumed.stderr
+        chosen = next((name for name in ("rejection", "guided", "ancestral") if f"svs: {name}, " in said), "rejection")
+        words = (*words, "--sampler", chosen)
+    fresh = [word for word in words if word not in ("--checkpoint", "run", "--resume")]
+    whole = svs(*fresh, "--out", "whole.jsonl", cwd=tmp_path)
+    assert (tmp_path / "resumed.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert resumed.stdout == whole.stdout
+    again = svs(*words[: len(TEXTS) + len(CASES[case])], "--checkpoint", "run", "--resume", cwd=tmp_path)
+    assert again.stdout == whole.stdout
+
+
+def test_a_command_refuses_what_is_not_its_run(tmp_path: Path) -> None:
+    words = ("sample", "-n", "1", "--length", "3", "--ends", "never", "--checkpoint", str(tmp_path / "run"))
+    svs(*words)
+    assert "add --resume or choose another folder" in svs(*words, code=2).stderr
+    for more, said in (
+        (("--seed", "1"), "another seed (0, not 1)"),
+        (("--control", "keyword=a"), "another controls keyword=a (null, not 1.0)"),
+        (("--prompt", "The"), 'another prompts ([""], not ["The"])'),
+    ):
+        assert said in svs(*words, *more, "--resume", code=2).stderr
+    assert "--resume needs the folder" in svs("sample", "--resume", code=2).stderr
+    assert "--resume needs the folder" in svs("probability", "--control", "keyword=a", "--resume", code=2).stderr
+    (tmp_path / "file").write_text("")
+    assert "it is a file" in svs("sample", "--checkpoint", str(tmp_path / "file"), code=2).stderr
+    with Store(tmp_path / "run"):
+        assert f"is in use by process {os.getpid()}" in svs(*words, "--resume", code=2).stderr
+    shown = svs("runs", "show", str(tmp_path / "run")).stdout
+    assert "texts, finished, 1 of 1 texts" in shown
+    assert '  model: "bundled"\n' in shown
+    assert "\ntext: " in shown
+
+
+def test_probability_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probability, "AT_A_TIME", 64)
+    settings: dict[str, Any] = {"texts": 256, "seed": 2, "progress": False, "monte_carlo": True}
+    whole = sv.probability(sentences(), **settings)
+    blocks, looked = probability.Rng, 0
+
+    def stopped(*arguments: Any) -> Any:
+        nonlocal looked
+        looked += 1
+        if looked == 3:
+            raise Stopped
+        return blocks(*arguments)
+
+    for _ in range(2):
+        looked = 0
+        with monkeypatch.context() as patch:
+            patch.setattr(probability, "Rng", stopped)
+            with pytest.raises(Stopped):
+                sv.probability(sentences(), **settings, checkpoint=tmp_path)
+    monkeypatch.setattr(sv.Lookahead, "fit", None)  # it was fitted once
+    assert sv.probability(sentences(), **settings, checkpoint=tmp_path) == whole
+    with pytest.raises(sv.SamplingError, match=r"another texts \(256, not 128\)"):
+        sv.probability(sentences(), **{**settings, "texts": 128}, checkpoint=tmp_path)
+    with pytest.raises(sv.SamplingError, match=r"holds a run of probability, not of sv\.sample"):
+        sv.sample(sentences(), sv.Rejection(), checkpoint=tmp_path, **SETTINGS)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_training_that_is_asked_to_stop_keeps_the_step_under_way(number: int, tmp_path: Path) -> None:
+    texts = [one.text for one in descriptions(60, seed=0)]
+    corpus, recipe = Corpus(texts, texts[:9]), Recipe(280, width=8, layers=1, heads=1, context=32, batch=8)
+    whole = train_language_model(corpus, tmp_path / "whole", recipe, lambda note, steps: None)
+    taken, previous = 0, signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+    def ask(note: str, steps: int) -> None:
+        nonlocal taken
+        taken += steps
+        if taken == 3:
+            signal.raise_signal(number)
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train_language_model(corpus, tmp_path / "part", recipe, ask)
+        assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    folder = tmp_path / "part" / "unfinished"
+    assert read_manifest(folder).progress["done"] == 4
+    with Store(folder), pytest.raises(sv.SamplingError, match="is in use by process"):
+        train_language_model(corpus, tmp_path / "part", recipe, ask)
+    state = folder / "state-000000004.safetensors"
+    data = state.read_bytes()
+    state.write_bytes(data[:-1] + b"?")
+    with pytest.raises(sv.SamplingError, match=r"state-000000004.safetensors is damaged"):
+        train_language_model(corpus, tmp_path / "part", recipe, ask)
+    state.write_bytes(data)
+    assert train_language_model(corpus, tmp_path / "part", recipe, ask) == whole
+    assert not folder.exists()
+    assert unfinished.CHECKPOINT_STEPS > 4  # it was kept because it was asked to stop
+
+
+def test_sigterm_ends_a_command_as_ctrl_c_does(tmp_path: Path) -> None:
+    out, folder = tmp_path / "texts.jsonl", tmp_path / "run"
+    words = ["sample", "-n", "5000", "--sampler", "svs+refresh", "--warmup", "0", "--out", out, "--checkpoint", folder]
+    running = subprocess.Popen([SVS, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        while not out.exists() and running.poll() is None:
+            time.sleep(0.1)
+        running.terminate()
+        _, said = running.communicate(timeout=120)
+    finally:
+        running.kill()
+    assert running.returncode == 143
+    assert said.splitlines()[-1] == "svs: ended by SIGTERM; what was written is whole"
+    assert "Traceback" not in said
+    lines = out.read_text(encoding="utf-8")
+    assert lines.endswith("\n")
+    assert len([json.loads(line) for line in lines.splitlines()]) >= 8
+    svs("runs", "check", str(folder))
+
+
+def test_lines_are_whole_at_every_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "lines"
+    path.write_text("old\n")
+    path.chmod(0o600)
+    with LineFile(path) as lines:
+        assert path.read_text() == "old\n"
+        lines.write(["one", "two"])
+        assert path.read_text() == "one\ntwo\n"
+        lines.write(["three"])
+        assert path.read_text() == "one\ntwo\nthree\n"
+        write = os.write
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", lambda file, data: write(file, data[:2]))  # the disk is full
+            with pytest.raises(sv.SamplingError, match=r"lines cannot be written \(No space left on device\)"):
+                lines.write(["four"])
+        assert path.read_text() == "one\ntwo\nthree\n"
+    assert path.stat().st_mode & 0o777 == 0o600
+    with LineFile(Path("/dev/full")) as full, pytest.raises(sv.SamplingError, match="/dev/full cannot be written"):
+        full.write(["one"])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device")))
+        with LineFile(path) as lines, pytest.raises(sv.SamplingError, match="No space"):
+            lines.write(["new"])
+    assert path.read_text() == "one\ntwo\nthree\n"
+    assert os.listdir(tmp_path) == ["lines"]
