@@ -51,8 +51,8 @@ class OutOfTimeError(SamplingError):
     """A control took longer for some texts than it may."""
 
 
-def one_line(error: BaseException, longest: int = 200) -> str:
-    """The message of somebody else's error on one line, cut where it goes on and on."""
+def one_line(error: object, longest: int = 200) -> str:
+    """The message of somebody else's error, or what else is to be told, on one line, cut where it goes on and on."""
     return " ".join(str(error).split())[:longest]
 
 

@@ -15,17 +15,17 @@ def is_watched() -> bool:
     return sys.stderr.isatty() and not os.environ.get("CI")
 
 
-def _silence(note: str = "", steps: int = 1) -> None:
+def silence(note: str = "", steps: float = 1) -> None:
     pass
 
 
 class Tick(Protocol):
     """Called after each step, with a note that the bar shows."""
 
-    def __call__(self, note: str = "", steps: int = 1) -> None: ...
+    def __call__(self, note: str = "", steps: float = 1) -> None: ...
 
 
-_SHOWN: ContextVar[Tick] = ContextVar("shown", default=_silence)
+_SHOWN: ContextVar[Tick] = ContextVar("shown", default=silence)
 """The bar that is on the screen."""
 
 
@@ -38,7 +38,7 @@ def show_note(note: str) -> None:
 def progress_bar(total: int, show: bool, label: str = "sampling") -> Iterator[Tick]:
     """Yields a function to call after each step; the bar shows the time left and the last note."""
     if not (show and is_watched()):
-        yield _silence
+        yield silence
         return
     from rich.console import Console
     from rich.progress import (
@@ -61,7 +61,7 @@ def progress_bar(total: int, show: bool, label: str = "sampling") -> Iterator[Ti
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=total, note="")
 
-        def tick(note: str = "", steps: int = 1) -> None:
+        def tick(note: str = "", steps: float = 1) -> None:
             bar.update(task, advance=steps, note=note)
 
         before = _SHOWN.set(tick)

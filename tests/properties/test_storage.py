@@ -162,6 +162,21 @@ def test_a_write_that_fails_leaves_the_folder_as_it_was(
     Store(tmp_path).close()
 
 
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, opened = files_of(kept_run(tmp_path)), os.open
+
+    def read_only(path: Any, flags: int, *more: Any) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return opened(path, flags, *more)
+
+    monkeypatch.setattr(os, "open", read_only)
+    with pytest.raises(SamplingError, match=r"cannot be written \(Read-only file system\); choose another folder"):
+        Store(tmp_path)
+    assert files_of(tmp_path) == before
+    assert read_manifest(tmp_path).damage(tmp_path) == []  # to look at it is no trouble
+
+
 def test_parts_that_a_killed_run_left_unlisted_are_overwritten(tmp_path: Path) -> None:
     kept_run(tmp_path)
     (tmp_path / "draws-1.json").write_bytes(b"half")

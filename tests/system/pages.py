@@ -9,9 +9,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,7 +89,14 @@ def _run_command(command: Command, folder: Path) -> str:
         done = svs(*words[1:], cwd=folder)
         said = done.stdout + done.stderr
     else:
-        said = subprocess.run(["bash", "-ec", command.written], check=True, text=True, capture_output=True).stdout
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        said = subprocess.run(
+            ["bash", "-ec", command.written],
+            check=True,
+            text=True,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PATH": path},
+        ).stdout
     for line in command.output:
         pattern = ".*".join(re.escape(part) for part in line.split("…"))
         assert re.search(f"^{pattern}$", said, flags=re.MULTILINE), f"{command.written} did not print {line!r}:\n{said}"

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -187,6 +188,13 @@ def test_another_run_is_refused(changed: dict[str, Any], said: str, tmp_path: Pa
         sv.sample(**{**asked, **changed}, checkpoint=tmp_path)
 
 
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    target, sampler = boxed_target(3, 5, 3, 2), sv.SVS(scale=np.float64(0.6))
+    whole = sv.sample(target, sv.SVS(0.6), checkpoint=tmp_path, **SETTINGS)
+    again = sv.sample(target, sampler, checkpoint=tmp_path, **{**SETTINGS, "seed": np.int64(4)})
+    assert equal(again, whole)
+
+
 class Walk:
     """A user's sampler: a state of odds and ends that is changed in place, a report of its own."""
 
@@ -342,6 +350,13 @@ def test_a_command_refuses_what_is_not_its_run(tmp_path: Path) -> None:
         assert said in svs(*words, *more, "--resume", code=2).stderr
     assert "--resume needs the folder" in svs("sample", "--resume", code=2).stderr
     assert "--resume needs the folder" in svs("probability", "--control", "keyword=a", "--resume", code=2).stderr
+    (tmp_path / "texts.txt").write_text("\n".join(one.text for one in descriptions(30, seed=0)))
+    training = ("train", "lm", "--data", str(tmp_path / "texts.txt"), "--out", str(tmp_path / "model"))
+    assert "--resume needs the folder" in svs(*training, "--resume", code=2).stderr
+    assert (
+        "holds a run of texts, not of training"
+        in svs(*training, "--resume", "--checkpoint", str(tmp_path / "run"), code=2).stderr
+    )
     (tmp_path / "file").write_text("")
     assert "it is a file" in svs("sample", "--checkpoint", str(tmp_path / "file"), code=2).stderr
     with Store(tmp_path / "run"):

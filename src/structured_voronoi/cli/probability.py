@@ -22,8 +22,10 @@ from structured_voronoi.run.presets import (
     LENGTH_HELP,
     RESUME_HELP,
     STOP_HELP,
+    WORKERS_HELP,
     check_resume,
     written_ending,
+    written_workers,
 )
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ def probability(
     as_json: Annotated[bool, Parameter(name="--json", help="One line of JSON.")] = False,
     checkpoint: Annotated[Path | None, Parameter(help=CHECKPOINT_HELP)] = None,
     resume: Annotated[bool, Parameter(help=RESUME_HELP, negative="")] = False,
+    workers: Annotated[str, Parameter(help=WORKERS_HELP)] = "1",
     device: Annotated[str, Parameter(help="cpu, cuda, …")] = "cpu",
     dtype: Annotated[str, Parameter(help="float32, float64, bfloat16 or float16.")] = "float32",
     control_timeout: Annotated[float, Parameter(help=CONTROL_TIMEOUT_HELP)] = CONTROL_SECONDS,
@@ -79,7 +82,16 @@ def probability(
             model, prompt=prompt, length=length, **written_ending(ends, stop), device=device, dtype=dtype
         )
         target = Controlled(language_model, controls, control_timeout)
-        found = estimate(target, texts, seed, keep=True, monte_carlo=monte_carlo, checkpoint=checkpoint, resume=resume)
+        found = estimate(
+            target,
+            texts,
+            seed,
+            keep=True,
+            monte_carlo=monte_carlo,
+            checkpoint=checkpoint,
+            resume=resume,
+            workers=written_workers(workers),
+        )
     if as_json:
         print(json.dumps({**_as_numbers(found), "verdict": found.verdict}, ensure_ascii=False, allow_nan=False))
         return 0

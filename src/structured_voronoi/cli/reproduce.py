@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from structured_voronoi.cli import WHOLE
 from structured_voronoi.errors import SamplingError, check_count, check_seed, did_you_mean, is_file, is_folder
 from structured_voronoi.experiments import EXPERIMENTS, Experiment
+from structured_voronoi.run.presets import CHECKPOINT_HELP, RESUME_HELP, check_resume
+
+if TYPE_CHECKING:
+    from structured_voronoi.storage import Store
 
 WITH_DATA = ", ".join(name for name, experiment in EXPERIMENTS.items() if experiment.takes_data)
 WITH_MODEL = ", ".join(name for name, experiment in EXPERIMENTS.items() if experiment.takes_model)
@@ -34,6 +40,8 @@ def reproduce(
     model: Annotated[
         str | None, Parameter(help=f"{WITH_MODEL}: use this language model, as `svs sample` takes it, and train none.")
     ] = None,
+    checkpoint: Annotated[Path | None, Parameter(help=CHECKPOINT_HELP)] = None,
+    resume: Annotated[bool, Parameter(help=RESUME_HELP, negative="")] = False,
 ) -> int:
     """Reproduce a table or figure: writes NAME.json, NAME.md and NAME*.png.
 
@@ -54,18 +62,54 @@ def reproduce(
         _check_data(name, EXPERIMENTS[name], data)
     if model is not None and (name == "all" or not EXPERIMENTS[name].takes_model):
         raise SamplingError(f"--model does not go with {name}; it is for {WITH_MODEL}")
+    check_resume(resume, checkpoint)
 
     from structured_voronoi.models.folders import writable_folder
 
     folder = writable_folder(out, list(chosen))
     given = (("runs", runs), ("seed", seed), ("model", model))
     changes: dict[str, Any] = {key: value for key, value in given if value is not None}
-    for experiment in chosen.values():
-        module = importlib.import_module(f"structured_voronoi.experiments.{experiment.module}")
-        data_setting = {"data": data} if data is not None and _data_fits(experiment, data) else {}
-        for path in module.run(replace(module.Settings(), **changes, **data_setting), folder):
-            print(path)
+    modules = {
+        name: importlib.import_module(f"structured_voronoi.experiments.{experiment.module}")
+        for name, experiment in chosen.items()
+    }
+    settings = {
+        name: replace(
+            module.Settings(), **changes, **({"data": data} if data and _data_fits(chosen[name], data) else {})
+        )
+        for name, module in modules.items()
+    }
+    with contextlib.ExitStack() as stack:
+        store = None
+        if checkpoint is not None:
+            from structured_voronoi.run.kept_results import keep_results
+
+            store = stack.enter_context(_open_store(checkpoint, resume, settings))
+        for name, module in modules.items():
+            with keep_results(store, name) if store is not None else contextlib.nullcontext():
+                for path in module.run(settings[name], folder):
+                    print(path)
+        if store is not None:
+            store.commit({}, finished=True)
     return 0
+
+
+def _open_store(folder: Path, resume: bool, settings: dict[str, Any]) -> Store:
+    """The folder of a run with these settings of experiments, by name."""
+    from structured_voronoi.run.stored import describe
+    from structured_voronoi.storage import Store
+
+    store = Store(folder, resume)
+    try:
+        told = {
+            name: {key: value for key, value in describe(of).items() if key not in ("progress", "workers")}
+            for name, of in settings.items()
+        }
+        store.begin("svs reproduce", told, {"structured-voronoi": version("structured-voronoi")})
+    except SamplingError:
+        store.close()
+        raise
+    return store
 
 
 def _data_fits(experiment: Experiment, data: str) -> bool:

@@ -24,9 +24,11 @@ from structured_voronoi.run.presets import (
     STOP_HELP,
     TEXT_SAMPLERS,
     TEXT_SCALE,
+    WORKERS_HELP,
     check_resume,
     check_sampler_name,
     written_ending,
+    written_workers,
 )
 
 
@@ -84,6 +86,7 @@ def sample(
     out: Annotated[Path | None, Parameter(help="JSONL file, one line a text.")] = None,
     checkpoint: Annotated[Path | None, Parameter(help=CHECKPOINT_HELP)] = None,
     resume: Annotated[bool, Parameter(help=RESUME_HELP, negative="")] = False,
+    workers: Annotated[str, Parameter(help=WORKERS_HELP)] = "1",
     device: Annotated[str, Parameter(help="cpu, cuda, …")] = "cpu",
     dtype: Annotated[str, Parameter(help="float32, float64, bfloat16 or float16.")] = "float32",
     patience: Annotated[
@@ -137,6 +140,7 @@ def sample(
         resume=resume,
         patience=patience,
         control_timeout=control_timeout,
+        workers=written_workers(workers),
     )
 
     def say(words: str) -> None:

@@ -7,6 +7,7 @@ import numbers
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -100,14 +101,14 @@ class Predicate:
         some = rf"\S+(?:\s+\S+){more}"
         expression = r"\s*" if most == 0 else rf"\s*{some}\s*" if least else rf"\s*(?:{some})?\s*"
         pattern = Pattern(expression, whole=True)
-        return cls(lambda text: _is_between(len(text.split()), least, most), name, pattern=pattern)
+        return cls(partial(_has_words, least=least, most=most), name, pattern=pattern)
 
     @classmethod
     def characters(cls, least: int = 0, most: int | None = None) -> Predicate:
         """Has the text so many characters? Spaces count, one at the beginning too."""
         name = _bounds_name("characters", least, most)
         pattern = Pattern(f"(?s:.{{{least},{'' if most is None else most}}})", whole=True)
-        return cls(lambda text: _is_between(len(text), least, most), name, pattern=pattern)
+        return cls(partial(_has_characters, least=least, most=most), name, pattern=pattern)
 
     @classmethod
     def only(cls, words: Iterable[str]) -> Predicate:
@@ -124,20 +125,22 @@ class Predicate:
     @classmethod
     def _matching(cls, pattern: Pattern, name: str) -> Predicate:
         compiled = re.compile(pattern.expression, re.IGNORECASE if pattern.ignore_case else 0)
-        match = compiled.fullmatch if pattern.whole else compiled.search
-        return cls(lambda text: match(text) is not None, name, pattern=pattern)
+        return cls(partial(_matches, compiled.fullmatch if pattern.whole else compiled.search), name, pattern=pattern)
 
     def __invert__(self) -> Predicate:
         if self.kind == "log_score":
             raise SamplingError(f"{self.name} gives log-scores, which have no opposite; negate the function itself")
         pattern = None if self.pattern is None else replace(self.pattern, negated=not self.pattern.negated)
         return Predicate(
-            lambda text: 1.0 - self._answer(text),
+            self._opposite,
             f"not {self.name}",
             "probability",
             pattern=pattern,
             reads_prefixes=self.reads_prefixes,
         )
+
+    def _opposite(self, text: str) -> float:
+        return 1.0 - self._answer(text)
 
     def log_prob(self, tokens: Int[Tensor, "chain n"], texts: list[str]) -> Float[Tensor, " chain"]:
         return torch.tensor([self._score(text) for text in texts], dtype=torch.float64, device=tokens.device)
@@ -183,6 +186,21 @@ class Predicate:
 def shortened(written: str, longest: int = 80) -> str:
     """An expression as errors name it: cut where it goes on and on."""
     return repr(written if len(written) <= longest else f"{written[: longest - 1]}…")
+
+
+# functions with a name rather than lambdas, so that controls can be sent to other processes
+
+
+def _matches(match: Callable[[str], Any], text: str) -> bool:
+    return match(text) is not None
+
+
+def _has_words(text: str, least: int, most: int | None) -> bool:
+    return _is_between(len(text.split()), least, most)
+
+
+def _has_characters(text: str, least: int, most: int | None) -> bool:
+    return _is_between(len(text), least, most)
 
 
 def _is_between(count: int, least: int, most: int | None) -> bool:

@@ -30,8 +30,11 @@ SUFFIX = ".safetensors"
 class Checkpoint:
     """A run that is kept in a folder. What is put into it takes effect with the next `save`, all at once."""
 
-    def __init__(self, folder: str | Path, resume: bool = True) -> None:
-        self.store = Store(folder, resume)
+    is_spread, split = False, 1
+    """Is the run spread over workers, and for how many was it split when it began?"""
+
+    def __init__(self, folder: str | Path | Store, resume: bool = True) -> None:
+        self.store = folder if isinstance(folder, Store) else Store(folder, resume)
         self._new: dict[str, bytes] = {}
         self._outdated: list[str] = []
         self._wait, self._saved = min(FIRST, SECONDS), monotonic()
@@ -142,6 +145,24 @@ class Checkpoint:
         with tempfile.TemporaryDirectory() as folder:
             lookahead.save(folder)
             self._new |= {f"{name}/{path.name}": path.read_bytes() for path in Path(folder).iterdir()}
+
+
+def open_checkpoint(folder: str | Path | None, resume: bool, workers: int | str) -> Checkpoint:
+    """The checkpoint of a run, in a folder; shared by workers, if the run has or had any.
+
+    A run goes on as it was begun: one without workers has none later, and the other way round.
+    """
+    from structured_voronoi.run.spread import SPLIT, SpreadCheckpoint, TemporaryStore, hire
+
+    store = TemporaryStore() if folder is None else Store(folder, resume)
+    parts = {} if store.manifest is None else store.manifest.parts
+    try:
+        if SPLIT in parts or (workers != 1 and not parts):
+            return SpreadCheckpoint(store, hire(workers, store.folder))
+    except BaseException:
+        store.close()
+        raise
+    return Checkpoint(store)
 
 
 class Bookmark:

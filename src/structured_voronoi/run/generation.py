@@ -81,6 +81,8 @@ class Request:
     """Seconds after which rejection gives up if it has accepted nothing."""
     control_timeout: float = CONTROL_SECONDS
     """Seconds after which a control that is asked about some texts is taken to hang."""
+    workers: int | str = 1
+    """How many processes draw texts; or a Ray cluster, "ray" or "ray://HOST:PORT"."""
 
     def __post_init__(self) -> None:
         check_count(n=self.n, thin=self.thin, length=self.length)
@@ -148,7 +150,8 @@ def generate(
 
     Controls may be written as on the command line: {"keyword=river": 1.0, my_control: 1.5}, or a list of them. All
     settings of a `Request` can be given: ends="anywhere", stop=(), sampler="auto", seed=0, chat=False, system="", ….
-    With checkpoint="folder" the run is kept there, and the same call goes on with it after it was stopped.
+    With checkpoint="folder" the run is kept there, and the same call goes on with it after it was stopped. With
+    workers=4 so many processes draw the same texts side by side; "ray://HOST:PORT" stands for a Ray cluster.
     """
     said: list[str] = []
     prompts = [prompts] if isinstance(prompts, str) else prompts
@@ -202,25 +205,31 @@ def fulfil(request: Request, say: Say, conclude: Say) -> Generator[Batch]:
     """The texts of a request, batch by batch; every prompt is looked at before the first text is drawn."""
     with contextlib.ExitStack() as stack:
         kept = None
-        if request.checkpoint is not None:
-            from structured_voronoi.run.checkpoints import Checkpoint
+        if request.checkpoint is not None or request.workers != 1:
+            from structured_voronoi.run.checkpoints import open_checkpoint
 
-            kept = stack.enter_context(Checkpoint(request.checkpoint, request.resume))
+            kept = stack.enter_context(open_checkpoint(request.checkpoint, request.resume, request.workers))
         models = _models_of(request)
         left_out = ", ".join(f"{count} {why}" for why, count in models[0].excluded.items() if count)
         say(f"tokens left out: {left_out or 'none'}")
-        targets = [
-            Controlled(model, request.controls, request.control_timeout) if request.controls else model
-            for model in models
-        ]
+        targets = make_targets(request, models)
         if kept is not None:
             kept.begin("texts", bind(targets[0]), _described(request, models[0]))
         done, all_texts = 0, request.n * len(models)
-        for batch in _draw(request, targets, models, say, conclude, kept):
+        for batch in _draw(request, targets, models, say, conclude, kept, stack):
             done += len(batch.texts)
             if kept is not None and not kept.is_finished and (done == all_texts or kept.is_due):
                 kept.save(done, all_texts, "texts")
             yield batch
+
+
+def make_targets(
+    request: Request, models: Sequence[LanguageModel] | None = None
+) -> Sequence[LanguageModel | Controlled]:
+    """What is sampled, prompt by prompt."""
+    models = _models_of(request) if models is None else models
+    controls, timeout = request.controls, request.control_timeout
+    return [Controlled(model, controls, timeout) if controls else model for model in models]
 
 
 def _draw(
@@ -230,26 +239,34 @@ def _draw(
     say: Say,
     conclude: Say,
     kept: Checkpoint | None,
+    stack: contextlib.ExitStack,
 ) -> Iterator[Batch]:
     """The texts, prompt by prompt or for many prompts together; what was kept comes from there."""
-    plan = _plan(request, targets[0], kept, 0)
+    plan = plan_prompt(request, targets[0], kept, 0)
     if plan.reason:
         say(plan.reason)
-    if plan.name == "ancestral" and len(models) > 1 and models[0].normalised and not request.controls:
+    together = plan.name == "ancestral" and len(models) > 1 and models[0].normalised and not request.controls
+    progress = request.progress
+    if kept is not None and kept.is_spread:
+        from structured_voronoi.run.spread import SpreadCheckpoint
+        from structured_voronoi.run.spread_texts import spread_texts
+
+        assert isinstance(kept, SpreadCheckpoint)
+        progress = False
+        stack.enter_context(spread_texts(kept, request, targets, models if together else None, plan))
+    if together:
         batches = []
-        for batch in draw_for_prompts(models, request.n, request.seed, request.progress, kept):
+        for batch in draw_for_prompts(models, request.n, request.seed, progress, kept):
             batches.append(batch)
             yield batch
         conclude(closing_line(batches, plan, models[0]))
         return
     for number, (target, model) in enumerate(zip(targets, models, strict=True)):
         if number:
-            plan = _plan(request, target, kept, number)
+            plan = plan_prompt(request, target, kept, number)
         first, batches, label = number * request.n, [], f"prompt {number + 1} of {len(models)}: "
         label = label if len(models) > 1 else ""
-        for batch in draw_texts(
-            target, plan, request.n, request.seed, request.start, request.progress, first, label, kept
-        ):
+        for batch in draw_texts(target, plan, request.n, request.seed, request.start, progress, first, label, kept):
             batches.append(batch)
             yield batch
         conclude(f"{label}{closing_line(batches, plan, model)}")
@@ -270,7 +287,7 @@ def _check_prompts(prompts: Sequence[str] | None) -> None:
             raise SamplingError(f"prompt {number} is {prompt!r} and no text; give texts")
 
 
-def _plan(request: Request, target: LanguageModel | Controlled, kept: Checkpoint | None, number: int) -> Plan:
+def plan_prompt(request: Request, target: LanguageModel | Controlled, kept: Checkpoint | None, number: int) -> Plan:
     """How the texts of one prompt are drawn; decided once, as `auto` goes by the time that a pilot takes."""
     problem = bind(target)
 
@@ -295,7 +312,8 @@ def _described(request: Request, model: LanguageModel) -> dict[str, Any]:
     """Everything that the texts depend on besides the target, as a checkpoint keeps it."""
     from structured_voronoi.run.stored import describe
 
-    left_out = ("progress", "checkpoint", "resume", "patience", "control_timeout", "model", "prompts", "controls")
+    how = ("progress", "checkpoint", "resume", "workers", "patience", "control_timeout")
+    left_out = (*how, "model", "prompts", "controls")
     settings = {name: describe(value) for name, value in vars(request).items() if name not in left_out}
     return {
         "model": request.model if isinstance(request.model, str) else type(model.model).__name__,

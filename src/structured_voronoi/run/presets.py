@@ -29,6 +29,10 @@ RESUME_HELP = "Go on with the run in --checkpoint; if there is none yet, begin i
 CONTROL_TIMEOUT_HELP = "Seconds that a control may take for the texts it is asked about at a time, before it is ended."
 DEFAULT_PATIENCE = 30.0
 """Seconds after which rejection gives up if it has accepted nothing."""
+WORKERS_HELP = (
+    "Processes that work side by side, each on one core; or a Ray cluster: ray for one on this machine, ray:NUMBER for "
+    "so many workers there, ray://HOST:PORT for another. Draws are the same for every number."
+)
 DEFAULT_WARMUP = 100
 """Steps of chains that do not start at the truth, unless a pilot says otherwise."""
 
@@ -113,6 +117,11 @@ def check_resume(resume: bool, checkpoint: object) -> None:
 
     if resume and checkpoint is None:
         raise SamplingError("--resume needs the folder of the run; add --checkpoint DIR")
+
+
+def written_workers(workers: str) -> int | str:
+    """Workers as the command line says them and as `sample` takes them."""
+    return int(workers) if workers.isdecimal() else workers
 
 
 def check_sampler_name(name: str) -> None:

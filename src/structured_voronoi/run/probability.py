@@ -128,6 +128,7 @@ def probability(
     monte_carlo: bool = False,
     checkpoint: str | Path | None = None,
     resume: bool = True,
+    workers: int | str = 1,
 ) -> Probability:
     """P(controls) of a model, unbiased for any lookahead; one is fitted on half as many texts if none is given.
 
@@ -136,7 +137,8 @@ def probability(
 
     With ``keep`` that one is put into the user's cache, or taken from it. With ``monte_carlo`` as many texts of the
     model itself are drawn, too, to compare. With ``checkpoint``, a folder, all this is kept there as it goes along, and
-    the same call goes on with it; without ``resume`` a folder that holds a run is refused.
+    the same call goes on with it; without ``resume`` a folder that holds a run is refused. ``workers`` is a number of
+    processes that draw the texts, or a Ray cluster, as `sample` has it; the lookahead is fitted in this process.
     """
     check_count(texts=texts)
     problem, pilot = bind(target), 0 if lookahead is not None else max(256, texts // 2)
@@ -145,11 +147,11 @@ def probability(
         try:
             log_bound(problem)
             kept = None
-            if checkpoint is not None:
-                from structured_voronoi.run.checkpoints import Checkpoint
+            if checkpoint is not None or workers != 1:
+                from structured_voronoi.run.checkpoints import open_checkpoint
                 from structured_voronoi.run.stored import describe
 
-                kept = stack.enter_context(Checkpoint(checkpoint, resume))
+                kept = stack.enter_context(open_checkpoint(checkpoint, resume, workers))
                 asked = {"texts": texts, "seed": seed, "monte_carlo": monte_carlo, "lookahead": describe(lookahead)}
                 kept.begin("probability", problem, asked)
             if lookahead is None:
@@ -157,8 +159,14 @@ def probability(
                 lookahead = fit() if kept is None else kept.lookahead("lookahead", problem, fit)
             ending = 0 if problem.ended is None else max(LEAST_PLAIN, texts // 2)
             plain = texts + pilot + ending if monte_carlo else 0
-            blocks = Blocks(problem, seed, progress, kept, texts + ending + plain)
-            found = summarise_weights(_weigh_texts(blocks, lookahead, texts))
+            blocks = Blocks(problem, lookahead, seed, progress, kept, texts + ending + plain)
+            if kept is not None and kept.is_spread:
+                from structured_voronoi.run.spread import SpreadCheckpoint
+                from structured_voronoi.run.spread_blocks import spread_blocks
+
+                assert isinstance(kept, SpreadCheckpoint)
+                spread_blocks(kept, blocks, {"probability": texts, "ending": ending, "monte carlo": plain})
+            found = summarise_weights(blocks.look("probability", texts).numpy())
             if ending:
                 found = _given_the_end(blocks, found, ending)
             return replace(found, pilot=pilot, monte_carlo=_monte_carlo(blocks, plain) if plain else None)
@@ -180,6 +188,7 @@ class Blocks:
     """Texts in blocks, and what is found of each text; what was found may be kept as it goes along."""
 
     problem: Problem
+    lookahead: Lookahead
     seed: int
     progress: bool
     kept: Checkpoint | None
@@ -187,58 +196,73 @@ class Blocks:
     """Of all streams together."""
     done: int = 0
 
-    def look(self, stream: str, texts: int, label: str, find: Callable[[Rng], Tensor]) -> Tensor:
-        """What ``find`` finds with each text's own stream: a row a text."""
-        kept, name = self.kept, f"{stream.replace(' ', '-')}-"
+    def look(self, stream: str, texts: int) -> Tensor:
+        """What is found with each text's own stream: a row a text."""
+        kept, name, (label, _) = self.kept, prefix_of(stream), STREAMS[stream]
         parts = [] if kept is None else [kept.get(part) for part in kept.names(name)]
         stored, begun = len(parts), sum(map(len, parts))
         self.done += begun
         with progress_bar(texts, self.progress, label) as tick:
             tick("", begun)
             for begin in range(begun, texts, AT_A_TIME):
-                rng = Rng(self.seed, range(begin, min(begin + AT_A_TIME, texts)), stream, self.problem.device)
-                parts.append(find(rng).cpu())
-                self.done += len(rng)
-                if kept is not None and (kept.is_due or begin + len(rng) == texts):
+                numbers = range(begin, min(begin + AT_A_TIME, texts))
+                parts.append(self.find(stream, numbers))
+                self.done += len(numbers)
+                if kept is not None and (kept.is_due or numbers.stop == texts):
                     kept.put(f"{name}{len(kept.names(name)):06}", torch.cat(parts[stored:]))
                     kept.save(self.done, self.all_texts, "texts")
                     stored = len(parts)
-                tick("", len(rng))
+                tick("", len(numbers))
         return torch.cat(parts)
 
+    def find(self, stream: str, numbers: range) -> Tensor:
+        """What is found of the texts with these numbers."""
+        _, find = STREAMS[stream]
+        return find(self.problem, self.lookahead, Rng(self.seed, numbers, stream, self.problem.device)).cpu()
 
-def _weigh_texts(blocks: Blocks, lookahead: Lookahead, texts: int) -> Float[ndarray, " text"]:
+
+def _find_weights(problem: Problem, lookahead: Lookahead, rng: Rng) -> Tensor:
     """log of p W / q of draws of the lookahead; an error where a score exceeds its bound."""
-    problem, bound = blocks.problem, log_bound(blocks.problem)
+    drawn = lookahead.draw(problem, rng.uniform(problem.length))
+    if not problem.normalised:
+        log_acceptance(problem, drawn.tokens, drawn.log_rest)
+    log_weight: Tensor = drawn.log_weight.cpu().double() - log_bound(problem)
+    return log_weight
 
-    def find(rng: Rng) -> Tensor:
-        drawn = lookahead.draw(problem, rng.uniform(problem.length))
-        if not problem.normalised:
-            log_acceptance(problem, drawn.tokens, drawn.log_rest)
-        log_weight: Tensor = drawn.log_weight.cpu().double() - bound
-        return log_weight
 
-    return blocks.look("probability", texts, "weighted texts", find).numpy()
+def _find_ended(problem: Problem, lookahead: Lookahead, rng: Rng) -> Tensor:
+    """Which of the model's own texts have ended."""
+    return which_ended(problem, ancestral_draw(problem, rng).tokens)
+
+
+def _find_hits(problem: Problem, lookahead: Lookahead, rng: Rng) -> Tensor:
+    """Which of the model's own texts rejection would accept, and which have ended."""
+    tries = Rejection().tries(problem, rng, torch.zeros_like(rng.chains))
+    return torch.stack([tries.accepted, which_ended(problem, tries.tokens)], dim=-1)
+
+
+STREAMS: dict[str, tuple[str, Callable[[Problem, Lookahead, Rng], Tensor]]] = {
+    "probability": ("weighted texts", _find_weights),
+    "ending": ("texts that end", _find_ended),
+    "monte carlo": ("plain texts", _find_hits),
+}
+"""The random streams of texts, what these are called, and what is found of them."""
+
+
+def prefix_of(stream: str) -> str:
+    """With what the names of parts begin that hold what was found."""
+    return f"{stream.replace(' ', '-')}-"
 
 
 def _monte_carlo(blocks: Blocks, texts: int) -> Interval:
     """The share of the model's own texts, of those that end if they must, that rejection would accept."""
-
-    def find(rng: Rng) -> Tensor:
-        tries = Rejection().tries(blocks.problem, rng, torch.zeros_like(rng.chains))
-        return torch.stack([tries.accepted, which_ended(blocks.problem, tries.tokens)], dim=-1)
-
-    hits, ended = blocks.look("monte carlo", texts, "plain texts", find).sum(0).tolist()
+    hits, ended = blocks.look("monte carlo", texts).sum(0).tolist()
     return wilson(hits, max(1, ended))
 
 
 def _given_the_end(blocks: Blocks, found: Probability, texts: int) -> Probability:
     """The probability divided by that of ending, with the errors of both."""
-
-    def find(rng: Rng) -> Tensor:
-        return which_ended(blocks.problem, ancestral_draw(blocks.problem, rng).tokens)
-
-    ended = int(blocks.look("ending", texts, "texts that end", find).sum())
+    ended = int(blocks.look("ending", texts).sum())
     if not ended:
         refuse_endless(blocks.problem, texts, ended, -math.inf)
     share = wilson(ended, texts)

@@ -126,13 +126,16 @@ def sample(
     checkpoint: str | Path | None = None,
     progress: bool = True,
     keep_warmup: bool = False,
+    workers: int | str = 1,
 ) -> DataTree:
     """Draw from a target.
 
     Each chain takes ``warmup`` steps (none if draws are independent), then ``draws`` times ``thin`` steps; all chains
     advance as one batch. Ctrl-C returns the draws so far. With ``checkpoint``, a folder, the run is kept there as it
-    goes along; the same call goes on with it, whatever has stopped it, and another one is refused. The result follows
-    the ArviZ convention:
+    goes along; the same call goes on with it, whatever has stopped it, and another one is refused. With ``workers`` the
+    chains are split over so many processes, or over a Ray cluster ("ray", "ray://HOST:PORT"), and are the same for
+    every split; the target and the sampler must be such that `pickle` can send them. The result follows the ArviZ
+    convention:
     ``["posterior"]["tokens"]`` has dimensions (chain, draw, position), ``["sample_stats"]`` holds the energy and the
     counts of each draw, and the attributes hold every setting, the versions, the cost of the warm-up and, in words,
     the ``diagnosis``: whether to trust the run. With ``keep_warmup`` the steps of the warm-up are in
@@ -146,22 +149,29 @@ def sample(
     settings = {"chains": chains, "draws": draws, "warmup": warmup, "thin": thin, "seed": seed}
     with contextlib.ExitStack() as stack:
         kept = None
-        if checkpoint is None:
+        if checkpoint is None and workers == 1:
             sampler = tune(sampler, problem, seed, start)
         else:
-            from structured_voronoi.run.checkpoints import Checkpoint
+            from structured_voronoi.run.checkpoints import open_checkpoint
             from structured_voronoi.run.stored import describe, describe_sampler
 
-            kept = stack.enter_context(Checkpoint(checkpoint))
+            kept = stack.enter_context(open_checkpoint(checkpoint, True, workers))
             more = {"keep_warmup": keep_warmup, "start": describe(start), "sampler": describe_sampler(sampler)}
             kept.begin("sv.sample", problem, {**settings, **more})
             sampler = kept.tuned(sampler, problem, seed, start)
         settings["warmup"] = 0 if is_independent(sampler) else warmup
         recorder, interrupted = Recorder(draws, settings["warmup"], thin, keep_warmup), True
-        with contextlib.suppress(KeyboardInterrupt), progress_bar(recorder.all_steps, progress) as tick:
-            for info in _advance(sampler, problem, rng, start, recorder, kept):
-                tick(f"energy {float(info.energy.mean()):.2f}")
-            interrupted = False
+        if kept is not None and kept.is_spread:
+            from structured_voronoi.run.spread import SpreadCheckpoint
+            from structured_voronoi.run.spread_chains import spread_chains
+
+            assert isinstance(kept, SpreadCheckpoint)
+            interrupted = spread_chains(kept, sampler, problem, rng, start, recorder, progress)
+        else:
+            with contextlib.suppress(KeyboardInterrupt), progress_bar(recorder.all_steps, progress) as tick:
+                for info in advance(sampler, problem, rng, start, recorder, kept):
+                    tick(f"energy {float(info.energy.mean()):.2f}")
+                interrupted = False
     if recorder.count <= recorder.warm:
         raise SamplingError("interrupted before the first draw: nothing to return; run again with a shorter warm-up")
     from structured_voronoi.run.conclusion import conclude
@@ -171,7 +181,7 @@ def sample(
     return tree
 
 
-def _advance(
+def advance(
     sampler: Sampler, problem: Problem, rng: Rng, start: Start, recorder: Recorder, kept: Checkpoint | None
 ) -> Iterator[Info]:
     """The reports of steps, each after it was recorded; the first is that after the last one that was kept."""

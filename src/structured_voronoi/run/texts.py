@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import groupby, islice, pairwise
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -23,7 +23,6 @@ from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.language_model import LanguageModel
 
 if TYPE_CHECKING:
-    from structured_voronoi.problem.problem import Problem
     from structured_voronoi.run.checkpoints import Checkpoint
 
 CHAINS_AT_A_TIME, DRAWS_AT_A_TIME = 16, 64
@@ -94,29 +93,52 @@ def draw_texts(
     kept: Checkpoint | None = None,
 ) -> Iterator[Batch]:
     """``count`` texts, each from a chain of its own; they come in batches, those that were kept first."""
-    problem = bind(target)
-    for begin, end in pairwise(_batch_ends(count, is_independent(plan.sampler), plan.steps)):
-        rng = Rng(seed, range(first_chain + begin, first_chain + end), device=problem.device)
-        with progress_bar(plan.steps, progress, f"{label}texts to {end} of {count}") as tick:
-            draw = partial(_draw_batch, target, problem, plan, rng, start, tick, kept)
-            batch = _kept_or_drawn(kept, f"batch-{first_chain + begin:09}", draw)
+    for numbers in batches_of_chains(plan, first_chain, count, 1 if kept is None else kept.split):
+        shown = f"{label}texts to {numbers.stop - first_chain} of {count}"
+        with progress_bar(plan.steps, progress, shown) as tick:
+            batch = draw_batch(target, plan, numbers, seed, start, tick, kept)
         yield batch
 
 
-def _draw_batch(
+def draw_batch(
     target: LanguageModel | Controlled,
-    problem: Problem,
     plan: Plan,
-    rng: Rng,
+    numbers: range,
+    seed: int,
     start: Start,
     tick: Tick,
     kept: Checkpoint | None,
 ) -> Batch:
-    """One text from each of the chains; where they were is kept every now and then."""
-    numbers = rng.chains.tolist()
+    """One text from each of these chains, which may have been kept."""
+    draw = partial(_advance_chains, target, plan, numbers, seed, start, tick, kept)
+    return _kept_or_drawn(kept, name_of_batch(numbers[0]), draw)
+
+
+def name_of_batch(first_chain: int) -> str:
+    """The part of a checkpoint in which a batch is kept."""
+    return f"batch-{first_chain:09}"
+
+
+def name_of_place(first_chain: int) -> str:
+    """The bookmark of the chains of a batch that is under way."""
+    return f"chains-{first_chain:09}"
+
+
+def _advance_chains(
+    target: LanguageModel | Controlled,
+    plan: Plan,
+    numbers: range,
+    seed: int,
+    start: Start,
+    tick: Tick,
+    kept: Checkpoint | None,
+) -> Batch:
+    """One text from each of the chains; where they are is kept every now and then."""
+    problem = bind(target)
+    rng = Rng(seed, numbers, device=problem.device)
     chains = Chains(plan.sampler, problem, rng, start)
     first, energies, total = chains.state.tokens.cpu().numpy(), list[Tensor](), None
-    bookmark = None if kept is None else kept.bookmark(f"chains-{numbers[0]:09}", chains)
+    bookmark = None if kept is None else kept.bookmark(name_of_place(numbers[0]), chains)
     if bookmark is not None and (counted := bookmark.resume()):
         energies, total = list(counted["energies"].cpu()), restored_info(counted["total"])
     for _, info in islice(chains, plan.steps - len(energies)):
@@ -149,23 +171,37 @@ def draw_for_prompts(
     models: Sequence[LanguageModel], count: int, seed: int, progress: bool = False, kept: Checkpoint | None = None
 ) -> Iterator[Batch]:
     """``count`` ancestral texts for each prompt, the same as prompt by prompt; prompts of one length share batches."""
-    chains = [(model, i * count + k) for i, model in enumerate(models) for k in range(count)]
+    with progress_bar(len(models) * count, progress, f"texts for {len(models)} prompts") as tick:
+        for chains in batches_of_prompts(models, count, 1 if kept is None else kept.split):
+            yield draw_together(models, count, chains, seed, kept)
+            tick("", len(chains))
+
+
+def batches_of_prompts(models: Sequence[LanguageModel], count: int, split: int) -> Iterator[list[int]]:
+    """Chains whose prompts have as many tokens, a few at a time; the first ``count`` are those of the first prompt."""
+    every = range(len(models) * count)
     rows = min(DRAWS_AT_A_TIME, max(BLOCK, rows_to_redraw(bind(models[0]))))
-    with progress_bar(len(chains), progress, f"texts for {len(models)} prompts") as tick:
-        for _, group in groupby(sorted(chains, key=_prompt_tokens), key=_prompt_tokens):
-            waiting = list(group)
-            while waiting:
-                some, waiting = waiting[:rows], waiting[rows:]
-                draw = partial(_draw_together, [model for model, _ in some], [chain for _, chain in some], seed)
-                yield _kept_or_drawn(kept, f"batch-{some[0][1]:09}", draw)
-                tick("", len(some))
+    rows = rows if split == 1 else min(rows, -(-len(every) // split))
+
+    def tokens(chain: int) -> int:
+        return int(models[chain // count].before.shape[1])
+
+    for _, group in groupby(sorted(every, key=tokens), key=tokens):
+        waiting = list(group)
+        while waiting:
+            yield waiting[:rows]
+            waiting = waiting[rows:]
 
 
-def _prompt_tokens(chain: tuple[LanguageModel, int]) -> int:
-    return int(chain[0].before.shape[1])
+def draw_together(
+    models: Sequence[LanguageModel], count: int, chains: Sequence[int], seed: int, kept: Checkpoint | None
+) -> Batch:
+    """One ancestral text from each of these chains, which may have been kept."""
+    draw = partial(_draw_rows, [models[chain // count] for chain in chains], chains, seed)
+    return _kept_or_drawn(kept, name_of_batch(chains[0]), draw)
 
 
-def _draw_together(models: Sequence[LanguageModel], chains: Sequence[int], seed: int) -> Batch:
+def _draw_rows(models: Sequence[LanguageModel], chains: Sequence[int], seed: int) -> Batch:
     """One ancestral text for each of these prompts, which are all as long; those that do not end are drawn again."""
     rng, rows = Rng(seed, chains, device=models[0].device), torch.arange(len(models), device=models[0].device)
     tokens = rows.new_zeros(len(models), models[0].length)
@@ -191,16 +227,20 @@ def _draw_together(models: Sequence[LanguageModel], chains: Sequence[int], seed:
     return Batch(texts, energy.cpu().numpy()[:, None], np.zeros_like(last), last, info)
 
 
-def _batch_ends(count: int, is_independent: bool, steps: int) -> list[int]:
-    """Where batches end: few chains at first, so that something is seen soon, then more at a time.
+def batches_of_chains(plan: Plan, first: int, count: int, split: int) -> Iterator[range]:
+    """Few chains at first, so that something is seen soon, then more at a time; those of workers are alike.
 
     Independent draws begin with twice as many: a large model takes hardly longer for them.
     """
-    ends, size = [0], BLOCK if steps < LEAST_STEPS and not is_independent else CHAINS_AT_A_TIME
-    while ends[-1] < count:
-        ends.append(min(count, ends[-1] + size))
-        size = min(2 * size, DRAWS_AT_A_TIME if is_independent else CHAINS_AT_A_TIME)
-    return ends
+    independent = is_independent(plan.sampler)
+    size = BLOCK if plan.steps < LEAST_STEPS and not independent else CHAINS_AT_A_TIME
+    most = DRAWS_AT_A_TIME if independent else CHAINS_AT_A_TIME
+    if split > 1:
+        size = most = min(most, -(-count // split))
+    begin, stop = first, first + count
+    while begin < stop:
+        yield range(begin, min(stop, begin + size))
+        begin, size = begin + size, min(2 * size, most)
 
 
 def _make_texts(target: LanguageModel | Controlled, chains: Sequence[int], tokens: Tensor, info: Info) -> list[Text]:

@@ -74,7 +74,7 @@ class Controlled:
         if not controls:
             raise SamplingError("no control was given; sample the language model itself, or add a control")
         check_positive(timeout=timeout)
-        self.model, self.timeout = model, timeout
+        self.model, self.timeout, self._asked = model, timeout, dict(controls)
         self._weighted = []
         for control, weight in controls.items():
             with user_code(f"the control {type(control).__name__}", "mend it, or leave it out", timeout):
@@ -89,6 +89,10 @@ class Controlled:
         self.stop, self.system = getattr(model, "stop", ()), getattr(model, "system", "")
         self.conditionals, self.token_log_probs = model.conditionals, model.token_log_probs
         self.padding, self.ended, self.stop = model.padding, model.ended, model.stop
+
+    def recipe(self) -> Any:
+        """How another process makes the same: of the model and the controls."""
+        return (Controlled, (self.model, self._asked, self.timeout)) if type(self) is Controlled else NotImplemented
 
     def log_prob(self, tokens: Int[Tensor, "chain n"]) -> Float[Tensor, " chain"]:
         return self.model.log_prob(tokens) + self._weighted_scores(tokens)

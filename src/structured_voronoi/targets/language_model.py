@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -44,6 +45,8 @@ class LanguageModel:
 
     masks_itself = True
     reorders = True
+    origin: tuple[str, str, str] | None = None
+    """The name, device and dtype by which the network was loaded, if it was."""
 
     def __init__(
         self,
@@ -109,7 +112,17 @@ class LanguageModel:
         ends = checked_ends(ends)
         check_count(length=length)
         loaded = load_model(name, device, dtype)
-        return cls(loaded.model, loaded.tokenizer, prompt, length, suffix, ends, allowed, MEMORY, stop, chat, system)
+        made = cls(loaded.model, loaded.tokenizer, prompt, length, suffix, ends, allowed, MEMORY, stop, chat, system)
+        made.origin = (str(Path(name).resolve()) if Path(name).exists() and name != "bundled" else name, device, dtype)
+        return made
+
+    def recipe(self) -> Any:
+        """How another process makes the same: by loading the network from where it is from, if that is known."""
+        if self.origin is None or type(self) is not LanguageModel:
+            return NotImplemented
+        settings = {"prompt": self.prompt, "length": self.length, "suffix": self.suffix, "ends": self.ends}
+        settings |= {"stop": self.stop, "allowed": self.asked, "chat": self.is_chat, "system": self.system}
+        return _load_again, (self.origin, self.memory, settings)
 
     def with_prompt(self, prompt: str) -> Self:
         """The same after another prompt; the network and all that does not depend on the prompt are shared."""
@@ -511,3 +524,10 @@ def _repeated_rows(table: Float[Tensor, "token d"], mask: Bool[Tensor, " token"]
     found = torch.zeros_like(mask)
     found[repeated] = True
     return found
+
+
+def _load_again(origin: tuple[str, str, str], memory: int, settings: dict[str, Any]) -> LanguageModel:
+    name, device, dtype = origin
+    model = LanguageModel.load(name, device=device, dtype=dtype, **settings)
+    model.memory = memory
+    return model

@@ -1,0 +1,51 @@
+"""Workers of Ray: started, used, one of them killed in the middle, and stopped."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import structured_voronoi as sv
+from structured_voronoi.run import checkpoints, ray_workers
+from system.fragile import Fragile
+
+pytestmark = pytest.mark.skipif(
+    find_spec("ray") is None, reason="Ray is not installed; pip install 'structured-voronoi[ray]'"
+)
+SETTINGS = {"chains": 6, "draws": 30, "warmup": 5, "seed": 3, "progress": False}
+
+
+def processes_of(folder: str) -> list[str]:
+    """The command lines of processes that know the folder."""
+    lines = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            lines.append((process / "cmdline").read_bytes().decode(errors="replace"))
+        except OSError:
+            continue
+    return [line for line in lines if folder in line]
+
+
+def test_two_workers_of_which_one_is_killed_draw_what_one_process_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "SECONDS", 0.0)  # every step is kept
+    folders: list[str] = []
+    in_folder = ray_workers._short_folder
+    monkeypatch.setattr(ray_workers, "_short_folder", lambda folder: in_folder(folders.append(str(folder)) or folder))
+    target, sampler = Fragile(tmp_path, fatal=20), sv.SVS(scale=0.6)
+    spread = sv.sample(target, sampler, **SETTINGS, checkpoint=tmp_path / "run", workers="ray:2")
+    assert target.mark.exists()
+    alone = sv.sample(target, sampler, **SETTINGS)
+    for group in ("posterior", "sample_stats"):
+        assert spread[group].dataset.identical(alone[group].dataset)
+    assert not processes_of(folders[0])
+    assert {path.name for path in (tmp_path / "run").iterdir()} >= {"manifest.json", "group-000000", "group-000001"}
+    assert not (tmp_path / "run" / "ray").exists()
+
+
+def test_a_cluster_that_is_not_there_is_named() -> None:
+    with pytest.raises(sv.SamplingError, match=r"ray://127\.0\.0\.1:9"):
+        sv.sample(sv.PottsTarget(side=2), sv.SVS(scale=0.5), **SETTINGS, workers="ray://127.0.0.1:9")

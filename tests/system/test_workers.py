@@ -1,0 +1,170 @@
+"""Tasks on several processes: lost workers are replaced, errors arrive, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from structured_voronoi.errors import NoStartError, SamplingError
+from structured_voronoi.run.workers import RUNS, Crew, Processes, Report, Work, side_by_side
+
+SECONDS = 30.0
+"""After which a process that should have ended is taken to go on for ever."""
+
+
+def without_report(work: Callable[[int], int]) -> Work:
+    return lambda task, report: work(task)
+
+
+def on_two(work: Callable[[int], int], tasks: Sequence[int], label: str) -> list[int]:
+    """The results of two workers, in the order of the tasks."""
+    with Crew(Processes(2), partial(without_report, work)) as crew:
+        for task in tasks:
+            crew.add(task, partial(int, task), f"{label} {task}")
+        return [result for _, result in sorted(crew.results())]
+
+
+def square(task: int) -> int:
+    return task * task
+
+
+def die_at_three(task: int, scratch: Path, times: int) -> int:
+    """A worker that is killed in the middle of a task, the first so many times."""
+    if task == 3:
+        (scratch / f"{os.getpid()}").touch()
+        if len(list(scratch.iterdir())) <= times:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return task * task
+
+
+def fail(task: int) -> int:
+    if task == 1:
+        raise NoStartError("no start was found; choose another")
+    return task
+
+
+def stumble(task: int) -> int:
+    return 1 // task
+
+
+def exit_by_itself(task: int) -> int:
+    sys.exit(7)
+
+
+def is_alive(process: int) -> bool:
+    """Is there such a process, and does it still run?"""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def wait_until(condition: object) -> bool:
+    assert callable(condition)
+    until = time.monotonic() + SECONDS
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.05)
+    return bool(condition())
+
+
+def tell(task: int, report: Report) -> int:
+    for step in range(3):
+        report(10 * task + step)
+    return task
+
+
+def prepare_to_tell() -> Work:
+    return tell
+
+
+def test_reports_arrive_in_order_before_the_result() -> None:
+    heard: list[tuple[int, int]] = []
+    with Crew(Processes(1), prepare_to_tell, lambda number, message: heard.append((number, message))) as crew:
+        crew.add(4, lambda: 4, "told")
+        for number, result in crew.results():
+            assert (number, result) == (4, 4)
+            assert heard == [(4, 40), (4, 41), (4, 42)]
+
+
+def test_results_come_in_the_order_of_the_tasks() -> None:
+    assert side_by_side(square, range(5), "squares", progress=False, workers=2) == [0, 1, 4, 9, 16]
+
+
+def test_a_killed_worker_is_replaced_and_its_task_run_again(tmp_path: Path) -> None:
+    work = partial(die_at_three, scratch=tmp_path, times=RUNS - 1)
+    assert on_two(work, range(5), "squares") == [0, 1, 4, 9, 16]
+    assert len(list(tmp_path.iterdir())) == RUNS  # each time in a new process
+
+
+def test_a_task_that_kills_every_worker_is_named_with_the_signal(tmp_path: Path) -> None:
+    work = partial(die_at_three, scratch=tmp_path, times=RUNS)
+    with pytest.raises(SamplingError, match=rf"squares 3: its worker died {RUNS} times, at last by signal 9 \(SIGKILL"):
+        on_two(work, range(3, 5), "squares")
+
+
+def test_errors_of_a_task_arrive_in_one_line() -> None:
+    with pytest.raises(NoStartError, match=r"^no start was found; choose another$"):
+        on_two(fail, range(3), "failures")
+    with pytest.raises(SamplingError, match=r"^ZeroDivisionError: integer division") as caught:
+        on_two(stumble, range(3), "failures")
+    assert "in stumble" in str(caught.value.__cause__)  # where it was, for --debug
+    with pytest.raises(SamplingError, match="exit code 7"):
+        on_two(exit_by_itself, range(1), "exits")
+
+
+def test_work_that_cannot_be_sent_is_refused_with_a_remedy() -> None:
+    with pytest.raises(SamplingError, match="top of a module"):
+        on_two(lambda task: task, range(3), "lambdas")
+
+
+SCRIPT = """
+import os, time
+from functools import partial
+from pathlib import Path
+from structured_voronoi.run.workers import Crew, Processes
+
+def sleep(task, report):
+    Path(f"{task}.pid").write_text(str(os.getpid()))
+    time.sleep(600)
+
+def prepare():
+    return sleep
+
+if __name__ == "__main__":
+    with Crew(Processes(2), prepare) as crew:
+        for task in range(2):
+            crew.add(task, partial(int, task), "sleeping")
+        list(crew.results())
+"""
+
+
+@pytest.mark.parametrize("killer", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_workers_end_with_their_parent(killer: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
+    parent = subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    try:
+        assert wait_until(lambda: len([file for file in tmp_path.glob("*.pid") if file.read_text()]) == 2)
+        workers = [int(file.read_text(encoding="utf-8")) for file in tmp_path.glob("*.pid")]
+        assert all(is_alive(worker) for worker in workers)
+        parent.send_signal(killer)
+        assert wait_until(lambda: not any(is_alive(worker) for worker in workers))
+    finally:
+        parent.kill()
+        parent.wait()
+
+
+def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT.replace('if __name__ == "__main__":', "if True:"), encoding="utf-8")
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert "SamplingError" in done.stderr.splitlines()[-1]
+    assert "if __name__ == '__main__':" in done.stderr.splitlines()[-1]
