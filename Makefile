@@ -4,7 +4,7 @@ PIP = .venv/bin/python -m pip --quiet --disable-pip-version-check
 
 AXE = 4.14.0
 
-.PHONY: demo test lint browser clean
+.PHONY: demo test lint browser docs clean
 
 demo: .venv/installed  ## install, then run the main job
 	.venv/bin/svs sample -n 8
@@ -26,6 +26,9 @@ lint: .venv/installed-dev
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
+docs: .venv/installed-docs  ## build the site into site/, any warning being an error
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
+
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
@@ -37,5 +40,9 @@ lint: .venv/installed-dev
 	$(PIP) install --constraint constraints.txt --editable '.[dev]'
 	touch .venv/installed $@
 
+.venv/installed-docs: .venv/bin/python pyproject.toml constraints.txt
+	$(PIP) install --constraint constraints.txt --editable '.[docs]'
+	touch .venv/installed $@
+
 clean:
-	rm -rf .venv results
+	rm -rf .venv results site

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
-import shlex
 from math import log
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from structured_voronoi.models.restaurants import descriptions
 from system.commands import svs
+from system.pages import run_page
 
-HOW_TO = (Path(__file__).parents[2] / "docs" / "how-to-control.md").read_text(encoding="utf-8")
 QUICK = ("--sampler", "svs+refresh", "--scale", "0.3", "--warmup", "2", "--seed", "1")
 
 
@@ -37,15 +34,9 @@ def test_controls_add_up_and_get_their_columns(tmp_path: Path) -> None:
         assert line["energy"] == pytest.approx(energy, abs=1e-3)
 
 
-def test_the_how_to_page_from_table_to_texts(tmp_path: Path) -> None:
-    """Every command of docs/how-to-control.md, on a table like the one it shows."""
-    words = {"high": "good", "low": "bad"}
-    rows = [(one.text, words.get(one.labels.get("rating", ""))) for one in descriptions(900, seed=5)]
-    with (tmp_path / "reviews.csv").open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([("review", "mood"), *(row for row in rows if row[1])])
-    commands = re.findall(r"^\$ svs (.*)$", HOW_TO, flags=re.MULTILINE)
-    assert len(commands) == 3
-    said = [svs(*shlex.split(command), cwd=tmp_path).stdout for command in commands]
+def test_the_how_to_page_from_table_to_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every block of docs/how-to-control.md."""
+    said = run_page("docs/how-to-control.md", tmp_path, monkeypatch)
     assert float(re.search(r"macro-F1 ([\d.]+)", said[0])[1]) > 0.85  # type: ignore[index]
     assert all(label in said[0] for label in ("good", "bad", "precision"))
     good, dry = lines(tmp_path / "good.jsonl"), lines(tmp_path / "dry.jsonl")

@@ -24,7 +24,7 @@ from structured_voronoi.web.playground import make_samplers, race, show_trajecto
 from structured_voronoi.web.pool import Busy, Pool
 from structured_voronoi.web.text import check_control, draw_texts
 from system.commands import svs
-from system.pages import serving
+from system.serving import serving
 
 HERE = "http://127.0.0.1:8000"
 SCENE: dict[str, Any] = {

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from system.pages import serving
+from system.serving import serving
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed (extra dev)")
 expect = sync_api.expect

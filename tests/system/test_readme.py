@@ -1,4 +1,4 @@
-"""Every Python example of the README runs, in order, as one program; every command it names exists."""
+"""Every code block of the README and of docs/ runs; every link leads somewhere; the reference names what is public."""
 
 from __future__ import annotations
 
@@ -6,57 +6,68 @@ import doctest
 import importlib
 import pkgutil
 import re
-import shlex
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 import structured_voronoi
-from structured_voronoi.models.restaurants import descriptions
-from system.commands import svs
+from system.pages import PAGES, ROOT, blocks, commands, run_page
 
-ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    "page", ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("how-to*.md"))]
-)
-def test_python_examples_run(page: str) -> None:
-    examples = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert examples
-    exec(compile("\n".join(examples), page, "exec"), {})
+HOW_TO_CONTROL = "docs/how-to-control.md"
+"""Run by test_control_command.py, which looks at what it writes."""
+WITH_CODE = [page for page in PAGES if any(block.kind in ("python", "console") for block in blocks(page))]
 
 
-def test_the_commands_of_the_model_page_run(tmp_path: Path) -> None:
-    texts = [one.text for one in descriptions(60, seed=0)]
-    (tmp_path / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
-    (tmp_path / "prompts.txt").write_text("Near the old bridge\nThe Golden Lantern is\n", encoding="utf-8")
-    page = (ROOT / "docs" / "how-to-model.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^\$ (svs .*)$", page, flags=re.MULTILINE)
-    assert len(commands) == 9
-    for command in commands:
-        svs(*shlex.split(command)[1:], cwd=tmp_path)
+@pytest.mark.parametrize("page", [page for page in WITH_CODE if page != HOW_TO_CONTROL])
+def test_every_block_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_page(page, tmp_path, monkeypatch)
 
 
-def test_commands_exist() -> None:
-    from structured_voronoi.cli import app
-    from structured_voronoi.experiments import EXPERIMENTS
+def test_blocks_are_of_a_known_kind() -> None:
+    """A block that nothing runs must say that it is no program."""
+    for page in PAGES:
+        for block in blocks(page):
+            assert block.title or block.kind in ("python", "console", "text", "csv", "bibtex"), f"{page}: {block}"
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert len(re.findall("^```", text, flags=re.MULTILINE)) == 2 * len(blocks(page)), page
 
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for words in re.findall(r"^\$ (make|svs) (\w+) ?(\w*)", README, flags=re.MULTILINE):
-        if words[0] == "make":
-            assert f"\n{words[1]}:" in makefile
-        else:
-            assert words[1] in app
-            assert words[1] != "reproduce" or words[2] in EXPERIMENTS
+
+def test_few_commands_are_not_run() -> None:
+    """Those that install, fetch or stay; whoever adds one adds it here."""
+    found = {
+        command.written
+        for page in PAGES
+        for block in blocks(page)
+        if block.kind == "console" and not block.title
+        for command in commands(block)
+        if not command.is_run
+    }
+    assert found == {
+        "make demo",
+        "make docs",
+        "make test",
+        "pip install --constraint constraints.txt .",
+        "svs sample -n 4096 --control keyword=river --workers ray://head:10001 --checkpoint run --resume",
+        "svs sample -n 4096 --prompts prompts.txt --workers ray://head:10001 --checkpoint run --resume",
+    }
 
 
 def test_links_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
-        text = page.read_text(encoding="utf-8")
-        for link in re.findall(r"\]\(([^)#:]+\.(?:md|png))", text):
-            assert (page.parent / link).exists(), f"{page.name}: {link}"
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for link in re.findall(r"\]\(([^)#:]+)[)#]", text):
+            assert (ROOT / page).parent.joinpath(link).exists(), f"{page}: {link}"
+
+
+def test_the_reference_names_all_that_is_public() -> None:
+    named = set(re.findall(r"^::: structured_voronoi\.(\S+)", (ROOT / "docs/api.md").read_text(), flags=re.MULTILINE))
+    assert named >= set(structured_voronoi.__all__)
+
+
+def test_the_citation_is_of_this_version() -> None:
+    lines = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
+    assert f"version: {version('structured-voronoi')}" in lines
 
 
 def test_docstring_examples() -> None:

@@ -1,0 +1,301 @@
+"""The pictures of docs/method.md, drawn by the code that samples: `python docs/pictures/draw.py [NAME …]`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from torch import Tensor
+
+import structured_voronoi as sv
+from structured_voronoi.experiments.report import new_figure
+from structured_voronoi.geometry.cells import cells_of
+from structured_voronoi.geometry.memo import Proposal
+from structured_voronoi.geometry.motion import CLOSED, OPEN, Journey, Particle, Rotation, Straight, Walls, travel
+from structured_voronoi.lookahead.lookahead import Lookahead, Weighed
+from structured_voronoi.problem.drawing import ancestral_draw
+from structured_voronoi.problem.problem import Problem, bind
+from structured_voronoi.streams import Rng
+
+WORDS = ("cheap", "moderate", "dear", "pub", "restaurant", "diner", "bistro")
+PROBABILITIES = torch.tensor([0.20, 0.10, 0.05, 0.25, 0.20, 0.08, 0.12], dtype=torch.float64)
+PLACES = torch.tensor(
+    [[-1.5, 0.95], [-0.1, 1.35], [1.35, 1.05], [-1.35, -0.75], [0.05, -0.1], [1.5, -0.35], [0.35, -1.4]],
+    dtype=torch.float64,
+)
+PLACES = PLACES - PLACES.mean(0)
+SIGMA, EDGE = 0.6, 2.25
+INK, GREEN, RED, GREY = "#333333", "#0b6e4f", "#c8553d", "#9aa5a0"
+HUES = ("#0b6e4f", "#4a6fa5", "#8c564b", "#e0a030", "#c8553d", "#59a1c9", "#b07aa1")
+GREENS = LinearSegmentedColormap.from_list("greens", ["#ffffff", "#8cc5ae", GREEN, "#063d2c"])
+OUTWARD_ONLY = Walls(inward=False, reflect=False)
+START = ((-1.65, 0.76), (1.43, 1.94))
+"""The point and the momentum with which the long trajectories begin, in the cell of the first token."""
+
+
+class Trail(NamedTuple):
+    """One trajectory at many times: where the point was, its momentum, and the token it held."""
+
+    x: Tensor
+    r: Tensor
+    token: Tensor
+
+    def swaps(self) -> Tensor:
+        """The last times before the token changed."""
+        return (self.token[1:] != self.token[:-1]).nonzero().squeeze(-1)
+
+    def passes(self, places: Tensor) -> Tensor:
+        """The last times before a bisector of the token was crossed without a change."""
+        a = places - places[self.token][:, None]  # (time, token, 2)
+        side = ((self.x[:, None] - (places + places[self.token][:, None]) / 2) * a).sum(-1) > 0
+        crossed = (side[1:] != side[:-1]).any(-1) & (self.token[1:] == self.token[:-1])
+        return crossed.nonzero().squeeze(-1)
+
+
+def follow(
+    places: Tensor,
+    log_prob: Tensor,
+    x: Sequence[float],
+    r: Sequence[float],
+    times: Tensor,
+    flow: Rotation | Straight,
+    walls: Walls,
+    token: int | None = None,
+) -> Trail:
+    """The trajectory from x with momentum r: one chain a time, all from the same start."""
+    cells, count = cells_of(places), len(times)
+    point = torch.tensor(x, dtype=places.dtype).expand(count, 1, 2) - cells.origin
+    momentum = torch.tensor(r, dtype=places.dtype).expand(count, 1, 2)
+    cell = cells.nearest(point) if token is None else torch.full((count, 1), token)
+
+    def evaluate(cell: Tensor) -> Proposal:
+        energy = -log_prob[cell[:, 0]]
+        return Proposal(energy, cells.points(cell), energy.isfinite())
+
+    start = Particle(cell, point, momentum, -log_prob[cell[:, 0]], cells.points(cell))
+    if isinstance(flow, Straight):
+        flow = Straight(flow.low - cells.origin, flow.high - cells.origin)
+    end, _, _ = travel(Journey(cells, start, times, flow, walls, evaluate))
+    return Trail(end.x[:, 0] + cells.origin, end.r[:, 0], end.cell[:, 0])
+
+
+def draw_cells() -> Figure:
+    """Tokens as cells, and the two densities over points that have the tokens' probabilities."""
+    figure, axes = new_figure(12.6, 4.5, ncols=3)
+    grid, nearest, extent = _grid()
+    gaussians = torch.exp(-((grid[..., None, :] - PLACES) ** 2).sum(-1) / (2 * SIGMA**2))
+    inside = torch.nn.functional.one_hot(nearest, len(WORDS)) * gaussians
+    closed = (PROBABILITIES * inside / inside.sum((0, 1))).sum(-1)
+    opened = (PROBABILITIES * gaussians / gaussians.sum((0, 1))).sum(-1)
+    shades = (PROBABILITIES[nearest], closed, opened)
+    titles = (
+        "every token has a cell",
+        "closed walls: a Gaussian ends at its cell",
+        "open walls: they overlap, and the token is carried along",
+    )
+    for axis, shade, title in zip(axes, shades, titles, strict=True):
+        top = float(shade.max()) * (2.4 if shade is shades[0] else 1.0)
+        axis.imshow(shade, origin="lower", extent=extent, cmap=GREENS, vmin=0, vmax=top)
+        _draw_walls(axis, nearest, extent, "white" if shade is shades[0] else GREY)
+        axis.plot(*PLACES.T, "o", color=INK, markersize=3.5)
+        axis.set_title(title, fontsize=11)
+        _bare(axis)
+    for word, place, probability in zip(WORDS, PLACES.tolist(), PROBABILITIES.tolist(), strict=True):
+        axes[0].annotate(f"{word}\n{probability:g}", place, (0, 5), textcoords="offset points", ha="center", fontsize=9)
+    return figure
+
+
+def draw_refraction() -> Figure:
+    """Rays that meet a wall at all angles: uphill the flat ones are reflected, downhill all are refracted."""
+    places = torch.tensor([[-1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
+    log_prob = torch.tensor([0.7, 0.3], dtype=torch.float64).log()
+    jump = float(log_prob[0] - log_prob[1])
+    box = Straight(torch.full((2,), -9.0, dtype=torch.float64), torch.full((2,), 9.0, dtype=torch.float64))
+    figure, axes = new_figure(9.4, 4.6, ncols=2, sharey=True)
+    for axis, start, title in (
+        (axes[0], -1.0, f"uphill, ΔΦ = {jump:.2f}: refracted if $r_⊥^2 > 2ΔΦ$, else reflected"),
+        (axes[1], 1.0, f"downhill, ΔΦ = −{jump:.2f}: always refracted"),
+    ):
+        axis.axvspan(-2, 0, color=GREEN, alpha=0.30, linewidth=0)
+        axis.axvspan(0, 2, color=GREEN, alpha=0.12, linewidth=0)
+        axis.axvline(0, color="white", linewidth=2.5)
+        for degrees in range(-72, 73, 12):
+            angle = np.deg2rad(degrees)
+            r = (-np.sign(start) * 1.8 * np.cos(angle), 1.8 * np.sin(angle))
+            trail = follow(places, log_prob, (start, 0.0), r, torch.linspace(0, 3.2, 400).double(), box, CLOSED)
+            refracted = bool((trail.token != trail.token[0]).any())
+            axis.plot(*trail.x.T, color=GREEN if refracted else RED, linewidth=1.4)
+        axis.plot(start, 0, "o", color=INK, markersize=6)
+        axis.annotate("p = 0.7", (-1.9, -1.85), fontsize=11, color=INK)
+        axis.annotate("p = 0.3", (1.9, -1.85), fontsize=11, color=INK, ha="right")
+        axis.set(xlim=(-2, 2), ylim=(-2, 2), aspect="equal")
+        axis.set_title(title, fontsize=10)
+        _bare(axis)
+    return figure
+
+
+def draw_gates() -> Figure:
+    """One open trajectory: arcs about the token's embedding, gates that swap the token, gates that are passed."""
+    figure, axis = new_figure(6.4, 6.0)
+    _draw_coloured_cells(axis)
+    times = torch.linspace(0, 7.2, 6000, dtype=torch.float64)
+    trail = follow(PLACES, PROBABILITIES.log(), *START, times, Rotation(SIGMA), OPEN)
+    _draw_trail(axis, trail)
+    passes = trail.passes(PLACES)
+    axis.plot(*trail.x[passes].T, "o", color="white", markeredgecolor=INK, markersize=6, label="gate passed")
+    axis.plot(*trail.x[trail.swaps()].T, "D", color=INK, markersize=6, label="gate that changed the token")
+    axis.plot(*trail.x[0], "^", color=INK, markersize=10, label="start")
+    axis.set_title("the colour of the path is the token it holds", fontsize=11)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    return figure
+
+
+def draw_two_way() -> Figure:
+    """There and back: two-way gates lead back to the start, outward gates do not; and the bias that this makes."""
+    figure, axes = new_figure(13.2, 4.6, ncols=3, width_ratios=(1, 1, 0.55))
+    times = torch.linspace(0, 4.5, 3000, dtype=torch.float64)
+    for axis, walls, title in (
+        (axes[0], OPEN, "gates in both directions: the way back is the way out"),
+        (axes[1], OUTWARD_ONLY, "outward gates only: it is another one"),
+    ):
+        _draw_coloured_cells(axis)
+        out = follow(PLACES, PROBABILITIES.log(), *START, times, Rotation(SIGMA), walls)
+        last = (out.x[-1].tolist(), (-out.r[-1]).tolist())
+        back = follow(PLACES, PROBABILITIES.log(), *last, times, Rotation(SIGMA), walls, int(out.token[-1]))
+        axis.plot(*out.x.T, color=INK, linewidth=4.5, alpha=0.25, label="out")
+        axis.plot(*back.x.T, color=RED, linewidth=1.5, linestyle="--", label="back")
+        axis.plot(*out.x[0], "^", color=INK, markersize=10, label="start")
+        axis.plot(*out.x[-1], "s", color=INK, markersize=7, label="turned round")
+        axis.plot(*back.x[-1], "o", color=RED, markersize=7, label="end")
+        axis.set_title(title, fontsize=10)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower left", ncols=5, frameon=False)
+    target = sv.verify.random_target(seed=0)
+    samplers = {"both ways": sv.SVS(1.0), "outward\nonly": sv.verify.twins.OutwardOnly(1.0)}
+    found = [sv.verify.stationarity(sampler, target, chains=20_000, steps=12, seed=1) for sampler in samplers.values()]
+    axes[2].bar(list(samplers), [fit.tv / fit.floor for fit in found], color=(GREEN, RED), width=0.6)
+    for place, fit in enumerate(found):
+        axes[2].annotate(f"{fit.tv / fit.floor:.1f}", (place, fit.tv / fit.floor), ha="center", va="bottom")
+    axes[2].axhline(1, color=INK, linewidth=1, linestyle=":")
+    axes[2].set_ylabel("total variation from the truth / noise floor")
+    axes[2].set_title("20,000 chains from the truth,\n12 steps", fontsize=10)
+    return figure
+
+
+@dataclass(frozen=True, eq=False)
+class Recording(Lookahead):
+    """A lookahead that keeps what it says at every position."""
+
+    said: list[Weighed] = field(default_factory=list)
+
+    def weigh(
+        self, problem: Problem, states: dict[str, Tensor], n: int, log_probs: Tensor, hidden: Tensor | None
+    ) -> Weighed:
+        self.said.append(super().weigh(problem, states, n, log_probs, hidden))
+        return self.said[-1]
+
+
+def draw_lookahead() -> Figure:
+    """What the lookahead makes of the next token, and the chance of success along texts."""
+    model = sv.LanguageModel.load("bundled", prompt="The Golden Lantern is", length=14)
+    problem = bind(sv.Controlled(model, {sv.controls.Predicate.keyword("river"): 1.0}))
+    lookahead = Lookahead.fit(problem, texts=256, seed=0)
+    levels = Rng(5, 8).uniform(problem.length)
+    guided = Recording(lookahead.heads, lookahead.delta, lookahead.identity)
+    texts = guided.draw(problem, levels).tokens
+    plain = Recording(lookahead.heads, lookahead.delta, lookahead.identity)
+    plain.score(problem, ancestral_draw(bind(model), Rng(6, 64)).tokens)
+    figure, axes = new_figure(12.6, 4.4, ncols=2, width_ratios=(0.8, 1))
+    shown = _position_of_interest(guided.said)
+    weighed, row = guided.said[shown], 0
+    p = weighed.log_p[row].exp().double()
+    q = p * weighed.value[row] / weighed.expected[row]
+    top = torch.cat([p.topk(5).indices, q.topk(5).indices]).unique()
+    top = top[p[top].argsort(descending=True)]
+    places = np.arange(len(top))
+    axes[0].barh(places - 0.2, p[top], height=0.38, color=GREY, label="p: the model")
+    axes[0].barh(places + 0.2, q[top], height=0.38, color=GREEN, label="q: with the lookahead")
+    axes[0].set_yticks(places, [repr(model.decode(token[None])) for token in top], fontsize=9)
+    axes[0].invert_yaxis()
+    before = model.prompt + model.decode(texts[row, :shown])
+    axes[0].set_title(f"the next token after “{before}”,\nif “river” must come", fontsize=10)
+    axes[0].legend(frameon=False)
+    for number in range(64):
+        chances = [float(said.expected[number]) / (1 + lookahead.delta) for said in plain.said]
+        axes[1].plot(chances, color=GREY, linewidth=0.8, alpha=0.6, label="texts of the model" if number == 0 else None)
+    chances = [float(said.expected[row]) / (1 + lookahead.delta) for said in guided.said]
+    axes[1].plot(chances, "o-", color=GREEN, linewidth=2, label="a guided text")
+    words = [model.decode(token[None]) for token in texts[row]]
+    axes[1].set_xticks(range(len(words)), words, rotation=45, ha="right", fontsize=9)
+    axes[1].set(ylabel="chance that “river” will come", yscale="log", ylim=(1e-4, 2))
+    axes[1].set_title("the chance that the lookahead sees before every token", fontsize=10)
+    axes[1].legend(frameon=False, loc="center right")
+    return figure
+
+
+def _position_of_interest(said: list[Weighed]) -> int:
+    """Where the first text's proposal differs most from the model."""
+    shifts = []
+    for weighed in said:
+        p = weighed.log_p[0].exp()
+        shifts.append(float((p * (weighed.value[0] / weighed.expected[0] - 1).abs()).sum()))
+    return int(np.argmax(shifts))
+
+
+def _grid(count: int = 500) -> tuple[Tensor, Tensor, tuple[float, float, float, float]]:
+    """Points of the picture, the token nearest to each, and where its edges are."""
+    line = torch.linspace(-EDGE, EDGE, count, dtype=torch.float64)
+    grid = torch.stack(torch.meshgrid(line, line, indexing="xy"), dim=-1)
+    return grid, cells_of(PLACES).nearest(grid), (-EDGE, EDGE, -EDGE, EDGE)
+
+
+def _draw_walls(axis: Any, nearest: Tensor, extent: tuple[float, ...], colour: str) -> None:
+    for token in range(len(WORDS)):
+        axis.contour((nearest == token).double(), [0.5], extent=extent, colors=colour, linewidths=1.2)
+
+
+def _draw_coloured_cells(axis: Any) -> None:
+    _, nearest, extent = _grid()
+    colours = LinearSegmentedColormap.from_list("tokens", HUES, N=len(HUES))
+    axis.imshow(nearest, origin="lower", extent=extent, cmap=colours, alpha=0.14, vmin=-0.5, vmax=len(HUES) - 0.5)
+    _draw_walls(axis, nearest, extent, "white")
+    for word, place, probability, hue in zip(WORDS, PLACES.tolist(), PROBABILITIES.tolist(), HUES, strict=True):
+        axis.plot(*place, "o", color=hue, markersize=5)
+        words = f"{word} {probability:g}"
+        axis.annotate(words, place, (0, -14), textcoords="offset points", ha="center", fontsize=9, color=hue)
+    _bare(axis)
+
+
+def _draw_trail(axis: Any, trail: Trail) -> None:
+    """Each stretch in the colour of its token."""
+    ends = [0, *(trail.swaps() + 1).tolist(), len(trail.x)]
+    for begin, end in pairwise(ends):
+        axis.plot(*trail.x[begin : end + 1].T, color=HUES[int(trail.token[begin])], linewidth=2.2)
+
+
+def _bare(axis: Any) -> None:
+    axis.set(xticks=[], yticks=[])
+    for spine in axis.spines.values():
+        spine.set_visible(False)
+
+
+PICTURES = {
+    "cells": draw_cells,
+    "refraction": draw_refraction,
+    "gates": draw_gates,
+    "two_way": draw_two_way,
+    "lookahead": draw_lookahead,
+}
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or PICTURES:
+        path = Path(__file__).with_name(f"{name}.png")
+        PICTURES[name]().savefig(path, dpi=130, bbox_inches="tight")
+        print(path)

@@ -1,0 +1,35 @@
+"""A server of the page in a process of its own, as `svs serve` starts it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+COMMAND = "import sys; from structured_voronoi.cli import main; main()"
+
+
+@contextlib.contextmanager
+def serving(cache: Path, *words: str) -> Iterator[str]:
+    """The address of a server at a free port, without its final slash; it is ended by Ctrl-C."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMMAND, "serve", "--port", "0", *words],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "XDG_CACHE_HOME": str(cache), "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        assert process.stderr is not None
+        found = re.search(r"http://\S+", process.stderr.readline())
+        assert found is not None
+        yield found[0].rstrip("/")
+    finally:
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)[1]
+    assert "Traceback" not in said
+    assert process.returncode == 0
