@@ -17,7 +17,6 @@ import heapq
 import random
 import statistics
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter, process_time
@@ -171,31 +170,36 @@ def time_driver(parts: int = 100) -> tuple[float, float]:
     return statistics.median(seconds), (process_time() - busy) / parts
 
 
-def measure(model: str, texts: Sequence[int], length: int, warmup: int) -> None:
-    """Texts a minute of one process on one core, of two workers, and of one process on all cores.
-
-    Each is timed with a few texts and with many, and the difference counts: starting a worker takes the same in both.
-    """
+def measure(model: str, texts: int, length: int, warmup: int) -> None:
+    """Texts a minute of one worker, of two, and of one process on all cores."""
     import torch
 
-    all_threads = torch.get_num_threads()
-    rates = {}
-    for name, workers, threads in (("one worker", 1, 1), ("two workers", 2, 1), ("all cores", 1, all_threads)):
+    rates, every = {}, torch.get_num_threads()
+    for name, workers, threads in (("one worker", 1, 1), ("two workers", 2, 1), ("one process on all cores", 1, every)):
         torch.set_num_threads(threads)
-        few, many = (_time_texts(model, count, length, warmup, workers) for count in texts)
-        rates[name] = 60 * (texts[1] - texts[0]) / (many - few)
-        print(f"{name}: {rates[name]:.2f} texts a minute ({texts[0]} in {few:.1f} s, {texts[1]} in {many:.1f} s)")
-    print(f"two workers / one worker: {rates['two workers'] / rates['one worker']:.2f}")
-    print(f"two workers / one process on all cores: {rates['two workers'] / rates['all cores']:.2f}")
+        rates[name] = _rate(model, texts, length, warmup, workers)
+        print(f"{name}: {rates[name]:.2f} texts a minute", flush=True)
+    for other in ("one worker", "one process on all cores"):
+        print(f"two workers / {other}: {rates['two workers'] / rates[other]:.2f}")
 
 
-def _time_texts(model: str, count: int, length: int, warmup: int, workers: int) -> float:
-    import structured_voronoi as sv
+def _rate(model: str, texts: int, length: int, warmup: int, workers: int) -> float:
+    """Texts a minute, from the first batch of every worker to the last of all: the start does not count."""
+    from structured_voronoi.run.generation import Request, fulfil
 
-    settings = {"length": length, "ends": "never", "sampler": "svs+refresh", "warmup": warmup, "progress": False}
-    began = perf_counter()
-    sv.generate(model, n=count, workers=workers, **settings)
-    return perf_counter() - began
+    request = Request(
+        model,
+        n=texts,
+        length=length,
+        ends="never",
+        sampler="svs+refresh",
+        warmup=warmup,
+        progress=False,
+        workers=workers,
+    )
+    came = [(perf_counter(), len(batch.texts)) for batch in fulfil(request, lambda _: None, lambda _: None)]
+    counted = sum(count for _, count in came[workers:])
+    return 60 * counted / (came[-1][0] - came[workers - 1][0])
 
 
 def main() -> None:
@@ -203,7 +207,9 @@ def main() -> None:
     parser.add_argument("what", choices=("simulate", "measure", "driver"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--texts", type=int, nargs=2, default=(32, 96), help="few and many")
+    parser.add_argument(
+        "--texts", type=int, default=160, help="batches of 16, of which each worker's first does not count"
+    )
     parser.add_argument("--length", type=int, default=32)
     parser.add_argument("--warmup", type=int, default=4)
     asked = parser.parse_args()

@@ -26,6 +26,8 @@ from structured_voronoi.errors import SamplingError
 
 FORMAT = 1
 MANIFEST, LOCK, NEW = "manifest.json", "run.lock", ".new"
+RAY = "ray"
+"""The folder in which a Ray cluster of the run has its files meanwhile."""
 PART_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*", re.ASCII)
 SHOWN = 60
 """Characters of a value that an error shows."""
@@ -235,7 +237,7 @@ class Store:
     def _refuse_foreign(self) -> None:
         """Leave a folder of somebody else as it is."""
         names = {path.name for path in self.folder.iterdir()}
-        foreign = sorted(names - {LOCK, MANIFEST + NEW})
+        foreign = sorted(names - {LOCK, MANIFEST + NEW, RAY})
         if foreign and MANIFEST not in names:
             raise SamplingError(f"{self.folder} holds other files ({foreign[0]}); choose a new or an empty folder")
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from structured_voronoi.errors import SamplingError, one_line
 from structured_voronoi.run.workers import Event, Lost, Said, Work, count_cores, event_of, respond
+from structured_voronoi.storage import RAY
 
 LONGEST = 40
 """Characters of the name of Ray's folder: the paths of sockets within have some 60 more, and may have 107."""
@@ -68,7 +69,7 @@ class RayWorkers:
                     "Ray was imported before, and a cluster would be open to everybody; import it later, or set "
                     "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN before, or call ray.init yourself"
                 )
-            own = self._cleanup.enter_context(_short_folder(folder.resolve() / "ray"))
+            own = self._cleanup.enter_context(_short_folder(folder.resolve() / RAY))
             settings |= {"address": "local", "num_cpus": count, "include_dashboard": False, "_temp_dir": str(own)}
             settings |= {"object_store_memory": MEMORY}
         try:
@@ -153,7 +154,8 @@ def _token() -> dict[str, str]:
 
 @contextlib.contextmanager
 def _short_folder(folder: Path) -> Iterator[Path]:
-    """The folder, or one with a shorter name; it is removed in the end."""
+    """The folder, empty, or one with a shorter name; it is removed in the end."""
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
     if len(str(folder)) > LONGEST:
         folder = Path(tempfile.mkdtemp(prefix="ray-"))
     try:
