@@ -186,7 +186,7 @@ def check_text_file(path: Path, option: str, most: int = MOST_BYTES) -> None:
         found = path.stat()
     except (OSError, ValueError) as error:  # a ValueError where the name holds a NUL
         reason = getattr(error, "strerror", None) or error
-        raise SamplingError(f"{option} {str(path)[:200]!r} cannot be read ({reason}); give another file") from error
+        raise SamplingError(f"{option} {str(path)[:200]} cannot be read ({reason}); give another file") from error
     if stat.S_ISDIR(found.st_mode):
         raise SamplingError(f"{option} {path} is a folder; give a file")
     if not stat.S_ISREG(found.st_mode):

@@ -116,7 +116,7 @@ def test_ancestral_sampling_is_refused_where_it_is_not_the_truth() -> None:
         (["sample", "--control", "regex="], "regular expression is empty"),
         (
             ["train", "lm", "--data", "nowhere.csv", "--out", "x"],
-            "'nowhere.csv' cannot be read (No such file or directory)",
+            "nowhere.csv cannot be read (No such file or directory)",
         ),
     ],
 )
