@@ -149,7 +149,7 @@ def test_what_is_offered_comes_from_the_lists(monkeypatch: pytest.MonkeyPatch, t
 @pytest.mark.parametrize(
     ("path", "form", "words"),
     [
-        ("text", {"n": 0}, "n = 0"),
+        ("text", {"n": 0}, "n = 0: it must be at least 1"),
         ("text", {"n": 65}, "64"),
         ("text", {"n": "many"}, "many"),
         ("text", {"length": 201}, "200"),

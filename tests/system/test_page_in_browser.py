@@ -174,7 +174,7 @@ def test_italian_reviews_are_drawn_stopped_and_downloaded(open_tab: OpenTab) -> 
 def test_mistakes_are_told_where_they_are_made(open_tab: OpenTab) -> None:
     tab = open_tab("#text", may_refuse=True)
     tab.fill("[name=weight]", "-1")
-    eventually(tab.locator(".control .problem"), "weight = -1.*greater than or equal to 0")
+    eventually(tab.locator(".control .problem"), "weight = -1: it must be at least 0")
     expect(tab.locator("[name=weight]")).to_have_attribute("aria-invalid", "true")
     tab.click("#draw")
     eventually(tab.locator("#problem"), "controls.0.weight = -1")

@@ -20,6 +20,20 @@ from structured_voronoi.web.forms import PATTERNS, ControlForm, Form, Race, Text
 from structured_voronoi.web.guard import Access, App, Guard
 from structured_voronoi.web.pool import Busy, Pool
 
+MISTAKES = {
+    "greater_than_equal": "it must be at least {ge}",
+    "less_than_equal": "it must be at most {le}",
+    "less_than": "it must be less than {lt}",
+    "float_parsing": "it must be a number",
+    "int_parsing": "it must be a whole number",
+    "string_too_long": "it must have at most {max_length} characters",
+    "string_too_short": "it must not be empty",
+    "too_long": "there may be at most {max_length}",
+    "too_short": "there must be at least {min_length}",
+    "extra_forbidden": "there is no such setting",
+}
+"""What is wrong with a field, in words, by the name that Pydantic has for it; it has words of its own for the rest."""
+
 
 def make_app(access: Access, pool: Pool) -> App:
     """The application, behind its guard."""
@@ -111,6 +125,8 @@ async def _explain(request: Request, error: Exception) -> JSONResponse:
     mistake = error.errors()[0]
     where = ".".join(str(part) for part in mistake["loc"][1:])
     words = mistake["msg"].removeprefix("Value error, ")
+    if mistake["type"] in MISTAKES:
+        words = MISTAKES[mistake["type"]].format(**mistake.get("ctx", {}))
     given = json.dumps(mistake.get("input"), default=str)[:100]
     said = words if mistake["type"] == "value_error" else f"{where or 'the form'} = {given}: {words}"
     return JSONResponse({"error": said}, status_code=422)

@@ -5,7 +5,7 @@ import { drawn } from "./dom.js";
 const LEFT = 46, RIGHT = 96, TOP = 8, BOTTOM = 26;
 
 export class Chart {
-  // lines: {name: {label, kind}}; x and y: {log, from, to, empty}, where a missing end follows the data.
+  // lines: {name: {label, kind}}; x and y: {log, from, to, empty, isWhole}, where a missing end follows the data.
   constructor(home, { lines, x = {}, y = {}, width = 500, height = 200, describe }) {
     Object.assign(this, { lines, x, y, width, height });
     this.svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": describe });
@@ -57,7 +57,7 @@ export class Chart {
     }
     ends.sort((a, b) => a.y - b.y);
     ends.forEach((end, i) => { // labels stand apart
-      if (i) end.y = Math.max(end.y, ends[i - 1].y + 14);
+      if (i) end.y = Math.max(end.y, ends[i - 1].y + 15);
       this.tags[end.name].setAttribute("x", end.x);
       this.tags[end.name].setAttribute("y", end.y);
     });
@@ -70,7 +70,7 @@ export class Chart {
       return marks;
     }
     const rough = (to - from) / count, unit = 10 ** Math.floor(Math.log10(rough));
-    const step = [1, 2, 5, 10].map((times) => times * unit).find((size) => size >= rough);
+    const step = Math.max(axis.isWhole ? 1 : 0, [1, 2, 5, 10].map((times) => times * unit).find((size) => size >= rough));
     const marks = [];
     for (let value = Math.ceil(from / step) * step; value <= to + 1e-9; value += step) marks.push(Number(value.toPrecision(6)));
     return marks;

@@ -204,7 +204,7 @@ class Show {
     this.isReady = true;
     this.cell = Math.min(this.cell ?? 0, this.scene.points.length - 1);
     this.seed = this.scene.seed;
-    $("#story").textContent = "…";
+    $("#story").textContent = this.isWanted ? "…" : "Press Play, or go from event to event.";
     this.fetch();
   }
 

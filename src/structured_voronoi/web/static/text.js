@@ -225,9 +225,9 @@ class Run {
     if (steps === 1) return; // nothing moves
     $("#figures").hidden = $("#chains-section").hidden = false;
     const lines = { energy: { label: "mean", kind: "first" } };
-    this.energies = new Chart($("#energies"), { lines, x: { from: 0 }, width: 360, height: 150, describe: "Mean energy of the chains by step" });
+    this.energies = new Chart($("#energies"), { lines, x: { from: 0, isWhole: true }, width: 360, height: 150, describe: "Mean energy of the chains by step" });
     const tags = Object.fromEntries(controls.map((name, i) => [name, { label: shortened(name), kind: i ? "" : "first" }]));
-    this.probabilities = new Chart($("#probabilities"), { lines: tags, x: { from: 0 }, y: { from: 0, to: 1 }, width: 360, height: 150, describe: "Mean probability of each control by step" });
+    this.probabilities = new Chart($("#probabilities"), { lines: tags, x: { from: 0, isWhole: true }, y: { from: 0, to: 1 }, width: 360, height: 150, describe: "Mean probability of each control by step" });
     $("#probabilities").parentElement.hidden = !controls.length;
   }
 
@@ -295,7 +295,8 @@ class Run {
     $("#chains-section").hidden = true;
     const seconds = ((performance.now() - this.began) / 1000).toFixed(1);
     const count = `${this.lines.length} text${this.lines.length === 1 ? "" : "s"}`;
-    this.tell(`${isStopped ? "Stopped" : "Done"}: ${count} in ${seconds} s`, isStopped ? 0 : 1);
+    if (isStopped && !this.lines.length) this.tell("Nothing was drawn.", 0);
+    else this.tell(`${isStopped ? "Stopped" : "Done"}: ${count} in ${seconds} s`, isStopped ? 0 : 1);
   }
 
   tell(words, part) {
