@@ -46,6 +46,7 @@ def test_two_workers_of_which_one_is_killed_draw_what_one_process_draws(
     assert not (tmp_path / "run" / "ray").exists()
 
 
-def test_a_cluster_that_is_not_there_is_named() -> None:
-    with pytest.raises(sv.SamplingError, match=r"ray://127\.0\.0\.1:9"):
-        sv.sample(sv.PottsTarget(side=2), sv.SVS(scale=0.5), **SETTINGS, workers="ray://127.0.0.1:9")
+@pytest.mark.parametrize("address", ["ray://127.0.0.1:9", "ray://nowhere", "ray://127.0.0.1:999999"])
+def test_a_cluster_that_is_not_there_is_named(address: str) -> None:
+    with pytest.raises(sv.SamplingError, match=f"no Ray cluster answers at {address} "):
+        sv.sample(sv.PottsTarget(side=2), sv.SVS(scale=0.5), **SETTINGS, workers=address)

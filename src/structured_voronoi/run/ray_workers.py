@@ -13,6 +13,7 @@ import pickle
 import queue
 import secrets
 import shutil
+import socket
 import sys
 import tempfile
 import threading
@@ -24,6 +25,8 @@ from structured_voronoi.errors import SamplingError, one_line
 from structured_voronoi.run.workers import Event, Lost, Said, Work, count_cores, event_of, respond
 from structured_voronoi.storage import RAY
 
+ANSWER_SECONDS = 5.0
+"""How long a cluster may take to answer before it is taken to be out of reach."""
 LONGEST = 40
 """Characters of the name of Ray's folder: the paths of sockets within have some 60 more, and may have 107."""
 MEMORY = 128 * 2**20
@@ -72,6 +75,8 @@ class RayWorkers:
             own = self._cleanup.enter_context(_short_folder(folder.resolve() / RAY))
             settings |= {"address": "local", "num_cpus": count, "include_dashboard": False, "_temp_dir": str(own)}
             settings |= {"object_store_memory": MEMORY}
+        elif address.startswith("ray://"):
+            _check_answers(address)
         try:
             self._ray.init(**settings)
         except Exception as error:  # Ray raises many kinds
@@ -144,6 +149,18 @@ class _Actor:
 
     def news(self) -> bytes:
         return self._answers.get()
+
+
+def _check_answers(address: str) -> None:
+    """Does anybody listen there? Ray itself would try for half a minute."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise SamplingError(
+            f"no Ray cluster answers at {address} ({one_line(error)}); write ray://HOST:PORT with the address that "
+            "`ray start --head` names for clients"
+        ) from error
 
 
 def _token() -> dict[str, str]:
