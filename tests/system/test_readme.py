@@ -48,6 +48,8 @@ def test_few_commands_are_not_run() -> None:
         "make docs",
         "make test",
         "pip install --constraint constraints.txt .",
+        "pip install '.[web]' --constraint constraints.txt",
+        "svs serve",
         "svs sample -n 4096 --control keyword=river --workers ray://head:10001 --checkpoint run --resume",
         "svs sample -n 4096 --prompts prompts.txt --workers ray://head:10001 --checkpoint run --resume",
     }
