@@ -307,3 +307,10 @@ def test_auto_is_the_default_and_says_what_it_chose_and_why(tmp_path: Path, monk
     written = json.loads(svs("probability", "--texts", "512", "--json", *rare).stdout)
     assert written["value"] == pytest.approx(10 ** written["log10_value"])
     assert written["monte_carlo"] is None
+
+
+def test_texts_that_seldom_end_say_so() -> None:
+    said = svs("sample", "-n", "2", "--length", "18").stderr
+    found = re.search(r"1 in (\d+) ends in time \(a longer --length, or a --stop, wastes fewer\)", said)
+    assert found, said
+    assert int(found[1]) > 2

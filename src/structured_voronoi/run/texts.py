@@ -302,6 +302,8 @@ def closing_line(batches: list[Batch], plan: Plan, model: LanguageModel) -> str:
         parts.append("drawn independently")
         if plan.name == "rejection" and evaluations > 1:
             parts.append(f"{1 / evaluations:.2g} of tries accepted")
+        elif evaluations > 2 and model.padding is not None:
+            parts.append(f"1 in {evaluations:.0f} ends in time (a longer --length, or a --stop, wastes fewer)")
     elif steps >= LEAST_STEPS:
         from structured_voronoi.run.diagnosis import mixing_of
 
