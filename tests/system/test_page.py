@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -407,6 +408,11 @@ def test_the_command_serves_and_ends(tmp_path: Path) -> None:
             assert b"phase" in answer.readline()
         with ask("race", {**SCENE, "steps": 10, "chains": 8}) as answer:
             assert kinds(answer).count("divergence") == 10
-    svs("serve", "--port", "70000", code=2)
+
+
+def test_the_command_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "--port 70000" in svs("serve", "--port", "70000", code=2).stderr
     assert "--jobs 0" in svs("serve", "--jobs", "0", code=2).stderr
     assert "cannot be listened at" in svs("serve", "--host", "192.0.2.1", code=2).stderr
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert "needs uvicorn; pip install 'structured-voronoi[web]'" in svs("serve", code=2).stderr
