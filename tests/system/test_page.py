@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -385,17 +386,33 @@ def test_time_and_places_are_limited() -> None:
 
 
 def test_the_command_serves_and_ends(tmp_path: Path) -> None:
-    """With a token, as it listens at every address; a page that streams gets its events."""
-    with serving(tmp_path, "--host", "0.0.0.0") as address:
+    """With a token, as it listens at every address. Streams bring their events; who leaves gives up their turn."""
+    with serving(tmp_path, "--host", "0.0.0.0", "--jobs", "1") as address:
         base, token = address.split("/?token=")
         base = base.replace("0.0.0.0", "127.0.0.1")
         port = base.rpartition(":")[2]
         headers = {"Origin": base, "Content-Type": "application/json", "Cookie": f"svs-{port}={token}"}
-        body = json.dumps({**SCENE, "count": 2}).encode()
-        with urllib.request.urlopen(urllib.request.Request(f"{base}/api/trajectories", body, headers)) as answer:
-            assert answer.headers["content-type"].startswith("text/event-stream")
+
+        def ask(path: str, form: dict[str, Any]) -> Any:
+            body = json.dumps(form).encode()
+            return urllib.request.urlopen(urllib.request.Request(f"{base}/api/{path}", body, headers))
+
+        def kinds(answer: Any) -> list[str]:
             events = [part for part in answer.read().decode().split("\n\n") if part.startswith("data: ")]
-        assert [json.loads(event[6:])["kind"] for event in events] == ["trajectory"] * 2
-    svs("serve", "--port", "70000", code=2)
+            return [json.loads(event[6:])["kind"] for event in events]
+
+        with ask("trajectories", {**SCENE, "count": 2}) as answer:
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            assert kinds(answer) == ["trajectory"] * 2
+        with ask("text", ENDLESS.model_dump()) as answer:
+            assert b"phase" in answer.readline()
+        with ask("race", {**SCENE, "steps": 10, "chains": 8}) as answer:
+            assert kinds(answer).count("divergence") == 10
+
+
+def test_the_command_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "--port 70000" in svs("serve", "--port", "70000", code=2).stderr
     assert "--jobs 0" in svs("serve", "--jobs", "0", code=2).stderr
     assert "cannot be listened at" in svs("serve", "--host", "192.0.2.1", code=2).stderr
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert "needs uvicorn; pip install 'structured-voronoi[web]'" in svs("serve", code=2).stderr

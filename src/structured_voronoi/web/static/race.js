@@ -6,7 +6,7 @@ import { drawCells } from "./plane.js";
 import { events } from "./stream.js";
 
 const SAMPLERS = { svs: "SVS", "svs-paper": "SVS.paper", hmc: "HMC", langevin: "Langevin", mucola: "MuCoLa" };
-const FLOOR = "independent";
+const FLOOR = "floor"; // the divergence of as many independent draws
 
 export function openRace(scene, shares) {
   const lines = Object.fromEntries(Object.entries(SAMPLERS).map(([name, label], i) => [name, { label, kind: i ? "" : "first" }]));

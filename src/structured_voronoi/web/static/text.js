@@ -190,7 +190,7 @@ export function openText() {
 class Run {
   constructor() {
     this.lines = [];
-    $("#copy").addEventListener("click", () => copy(this.lines.map((line) => line.prompt + line.text).join("\n\n"), `${this.lines.length} texts copied`));
+    $("#copy").addEventListener("click", () => copy(this.lines.map((line) => this.before(line.prompt) + line.text).join("\n\n"), `${this.lines.length} texts copied`));
     $("#download").addEventListener("click", () => this.download());
   }
 
@@ -219,6 +219,11 @@ class Run {
     if (kind === "probability") this.tellProbability(event);
   }
 
+  // A text goes on from its prompt; what a model answers in a chat does not.
+  before(prompt) {
+    return this.settings.chat ? `${prompt} → ` : prompt;
+  }
+
   plan({ sampler, is_exact: isExact, steps, controls }) {
     this.names = controls;
     this.tell(`Drawing with ${sampler}${isExact ? "" : ", which is not exact"}`, 0);
@@ -242,7 +247,7 @@ class Run {
     while (home.children.length < event.pieces.length) home.append(element("li", {}, element("p"), element("small"), element("small")));
     event.pieces.forEach((pieces, i) => {
       const [text, scored, note] = home.children[i].children;
-      relight(text, pieces, this.settings.prompt);
+      relight(text, pieces, this.before(this.settings.prompt));
       const scores = Object.entries(event.controls).map(([name, values]) => `${shortened(name)} ${share(values[i])}`);
       scored.textContent = scores.join(" · ");
       note.textContent = `chain ${event.first + i} · step ${event.step} of ${event.steps} · energy ${short(event.energies[i])}`;
@@ -264,7 +269,7 @@ class Run {
     }
     for (const line of texts) {
       this.lines.push(line);
-      const words = element("td", { class: "words" }, element("span", { class: "asked" }, line.prompt), line.text);
+      const words = element("td", { class: "words" }, element("span", { class: "asked" }, this.before(line.prompt)), line.text);
       if (line.stopped_at !== undefined) words.append(element("small", {}, `stopped at step ${line.stopped_at} of ${line.steps}`));
       const numbers = [short(line.log_prob), short(line.energy), ...controls.map((name) => share(line[name]))];
       $("#texts tbody").append(element("tr", {}, words, ...numbers.map((value) => element("td", { class: "number" }, value))));
