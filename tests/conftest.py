@@ -1,10 +1,14 @@
 """What holds for all tests: no test asks a model hub for anything, and lookaheads are fitted in fewer steps."""
 
 import os
+import signal
 
 import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when the libraries are imported
+signal.signal(
+    signal.SIGINT, signal.default_int_handler
+)  # a script's background ignores Ctrl-C, and its children do, too
 
 
 @pytest.fixture(autouse=True)

@@ -85,13 +85,13 @@ def check_finite(**values: float) -> None:
             raise SamplingError(f"{name} = {value!r} is not a finite number; choose one, for example {name}=1.0")
 
 
-def check_count(least: int = 1, **values: int) -> None:
+def check_count(least: int = 1, most: int = MOST_COUNT, **values: int) -> None:
     """Refuse settings that are not whole numbers of at least so much, or that are absurdly large."""
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
             raise SamplingError(f"{name} = {value!r} is not a whole number of at least {least}; choose one")
-        if value > MOST_COUNT:
-            raise SamplingError(f"{name} = {value} is more than {MOST_COUNT:,}; choose a smaller number")
+        if value > most:
+            raise SamplingError(f"{name} = {value} is more than {most:,}; choose a smaller number")
 
 
 def check_memory(needed: float, what: str) -> None:

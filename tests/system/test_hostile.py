@@ -112,7 +112,7 @@ def test_every_whole_number_of_every_command_is_read_in_digits() -> None:
             if parts[0] is int or int in get_args(parts[0]):
                 assert WHOLE in parts, f"{name}: {option}"
                 found += 1
-    assert found == 15
+    assert found == 17
 
 
 @pytest.mark.parametrize(

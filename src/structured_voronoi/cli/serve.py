@@ -9,6 +9,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from structured_voronoi.cli import WHOLE
 from structured_voronoi.errors import SamplingError
 
 
@@ -17,8 +18,8 @@ def serve(
     host: Annotated[
         str, Parameter(help="Address to listen at. Any but this machine's own needs the token that is printed.")
     ] = "127.0.0.1",
-    port: Annotated[int, Parameter(help="Port to listen at; 0 takes one that is free.")] = 8000,
-    jobs: Annotated[int, Parameter(help="Long jobs at a time; further ones wait.")] = 2,
+    port: Annotated[int, WHOLE, Parameter(help="Port to listen at; 0 takes one that is free.")] = 8000,
+    jobs: Annotated[int, WHOLE, Parameter(help="Long jobs at a time; further ones wait.")] = 2,
     minutes: Annotated[float, Parameter(help="Minutes after which a job is stopped.")] = 10.0,
 ) -> int:
     """Show the page: cells, trajectories and samplers side by side, and texts under control. Ctrl-C ends it.

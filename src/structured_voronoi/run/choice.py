@@ -123,6 +123,8 @@ class Choice(NamedTuple):
     name: str
     reason: str
     guide: Guide | None = None
+    seconds: float = 0.0
+    """Of a text, as the pilot has it."""
 
 
 def choose_sampler(
@@ -144,8 +146,10 @@ def choose_sampler(
     fitting = _fitting_seconds(tries)
     saved = tries.seconds * (_over(1, tries.mean) - math.prod(guided_moves(1.0)))  # by the best of lookaheads
     if not kept and count * saved <= fitting:
-        cost = f"{tries.seconds / tries.mean:.2g} s a text, {tries.mean:.2g} of tries accepted"
-        return Choice("rejection", f"rejection ({cost}), because fitting a lookahead would take about {fitting:.0f} s")
+        seconds = tries.seconds / tries.mean
+        cost = f"{seconds:.2g} s a text, {tries.mean:.2g} of tries accepted"
+        why = f"rejection ({cost}), because fitting a lookahead would take about {fitting:.0f} s"
+        return Choice("rejection", why, None, seconds)
 
     guide, offers = None, {}
     try:
@@ -170,7 +174,7 @@ def choose_sampler(
             f"no sampler found a text that fits: {compared}; loosen the control, lengthen the text, or give a prompt "
             "that leads there"
         )
-    return Choice(name, f"{name}, by seconds a text in a pilot: {compared}", guide)
+    return Choice(name, f"{name}, by seconds a text in a pilot: {compared}", guide, offers[name].seconds)
 
 
 def _refuse_endless_texts(problem: Problem, seed: int) -> None:

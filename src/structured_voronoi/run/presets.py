@@ -27,8 +27,9 @@ STOP_HELP = "Text with which texts end, too; repeatable. \\n is a new line, \\t 
 CHECKPOINT_HELP = "Folder in which the run is kept as it goes along; whatever stops it, little is lost."
 RESUME_HELP = "Go on with the run in --checkpoint; if there is none yet, begin it."
 CONTROL_TIMEOUT_HELP = "Seconds that a control may take for the texts it is asked about at a time, before it is ended."
-DEFAULT_PATIENCE = 30.0
-"""Seconds of computing after which rejection gives up if it has accepted nothing; those of `Rejection` itself."""
+DEFAULT_PATIENCE, PATIENT = 30.0, 10.0
+"""Seconds of computing after which rejection gives up if it has accepted nothing, those of `Rejection` itself; after so
+many times the seconds of a text, where a pilot knows them and these are more."""
 WORKERS_HELP = (
     "Processes that work side by side, each on one core; or a Ray cluster: ray for one on this machine, ray:NUMBER for "
     "so many workers there, ray://HOST:PORT for another. Draws are the same for every number."
@@ -167,7 +168,8 @@ def plan_texts(
     if name == "auto":
         from structured_voronoi.run.choice import choose_sampler
 
-        name, reason, guide = choose_sampler(problem, count, scale, warmup, thin, seed, progress)
+        name, reason, guide, seconds = choose_sampler(problem, count, scale, warmup, thin, seed, progress)
+        patience = patience and max(patience, PATIENT * seconds)  # what was chosen because it is slow may be slow
     draws_truth = problem.normalised and problem.is_autoregressive and not problem.masks
     starts_at_truth = draws_truth and start in (None, "ancestral") and name not in INEXACT
     if warmup is None and starts_at_truth:

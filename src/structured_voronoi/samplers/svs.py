@@ -104,7 +104,8 @@ class SVS:
 
     def __post_init__(self) -> None:
         check_positive(turn=self.turn, length=self.length)
-        check_count(mass_draws=self.mass_draws, max_events=self.max_events, remember=self.remember, memory=self.memory)
+        check_count(mass_draws=self.mass_draws, max_events=self.max_events, remember=self.remember)
+        check_count(most=2**63, memory=self.memory)
         check_positive(scale=None if self.scale == "auto" else self.scale)
         check_choice(Literal["open", "closed"], walls=self.walls)
         check_choice(Literal["gaussian", "uniform"], base=self.base)

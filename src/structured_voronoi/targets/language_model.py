@@ -62,7 +62,8 @@ class LanguageModel:
         chat: bool = False,
         system: str = "",
     ) -> None:
-        check_count(length=length, memory=memory)
+        check_count(length=length)
+        check_count(most=2**63, memory=memory)
         self.model, self.tokenizer, self.memory = model, tokenizer, memory
         self.length, self.suffix = length, suffix
         self.is_chat, self.system, self.asked = chat or bool(system), system, allowed

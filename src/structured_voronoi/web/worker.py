@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import queue
+import signal
 import sys
 import threading
 import traceback
@@ -32,7 +33,9 @@ KINDS: dict[str, type[Form]] = {
 
 
 def main() -> None:
-    """Work until the input ends."""
+    """Work until the input ends. Stopping a job interrupts it, also where a script in whose background the server runs
+    has had interruptions ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     _Worker(os.dup(1)).run()
 
 
