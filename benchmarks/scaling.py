@@ -170,20 +170,20 @@ def time_driver(parts: int = 100) -> tuple[float, float]:
     return statistics.median(seconds), (process_time() - busy) / parts
 
 
-def measure(model: str, texts: int, length: int, warmup: int) -> None:
+def measure(model: str, texts: int, length: int, warmup: int, sampler: str) -> None:
     """Texts a minute of one worker, of two, and of one process on all cores."""
     import torch
 
     rates, every = {}, torch.get_num_threads()
     for name, workers, threads in (("one worker", 1, 1), ("two workers", 2, 1), ("one process on all cores", 1, every)):
         torch.set_num_threads(threads)
-        rates[name] = _rate(model, texts, length, warmup, workers)
+        rates[name] = _rate(model, texts, length, warmup, sampler, workers)
         print(f"{name}: {rates[name]:.2f} texts a minute", flush=True)
     for other in ("one worker", "one process on all cores"):
         print(f"two workers / {other}: {rates['two workers'] / rates[other]:.2f}")
 
 
-def _rate(model: str, texts: int, length: int, warmup: int, workers: int) -> float:
+def _rate(model: str, texts: int, length: int, warmup: int, sampler: str, workers: int) -> float:
     """Texts a minute, from the first batch of every worker to the last of all: the start does not count."""
     from structured_voronoi.run.generation import Request, fulfil
 
@@ -192,7 +192,7 @@ def _rate(model: str, texts: int, length: int, warmup: int, workers: int) -> flo
         n=texts,
         length=length,
         ends="never",
-        sampler="svs+refresh",
+        sampler=sampler,
         warmup=warmup,
         progress=False,
         workers=workers,
@@ -210,13 +210,14 @@ def main() -> None:
     parser.add_argument(
         "--texts", type=int, default=160, help="batches of 16, of which each worker's first does not count"
     )
+    parser.add_argument("--sampler", default="svs+refresh")
     parser.add_argument("--length", type=int, default=32)
     parser.add_argument("--warmup", type=int, default=4)
     asked = parser.parse_args()
     if asked.what == "simulate":
         report_simulation(asked.seed)
     elif asked.what == "measure":
-        measure(asked.model, asked.texts, asked.length, asked.warmup)
+        measure(asked.model, asked.texts, asked.length, asked.warmup, asked.sampler)
     else:
         seconds, busy = time_driver()
         print(f"{1000 * seconds:.1f} ms for a part, {1000 * busy:.1f} ms of them of a core")
