@@ -95,8 +95,9 @@ def _seconds_of_a_text(problem: Problem, seed: int) -> float:
 def _choose(problem: Problem, candidates: list[Lookahead], texts: int, seed: int) -> Lookahead:
     """The candidate whose draws are worth most.
 
-    Where enough fresh texts of the model satisfy the target, by how probable these are as proposals, exp(-KL(π ‖ q)):
-    that sees what a candidate hardly ever draws. Where they do not, by the entropy of the weights of its own draws.
+    Where enough fresh texts of the model satisfy the target, by their mean weight E_π[w], which is how many draws of a
+    candidate an effective text takes: that sees what it hardly ever draws. Where they do not, by the entropy of the
+    weights of its own draws.
     """
     checked = max(LEAST_CHECKED, min(CHECKED, texts // 8))
     levels = Rng(seed, 4 * checked, "lookahead check", problem.device).uniform(problem.length)
@@ -106,8 +107,7 @@ def _choose(problem: Problem, candidates: list[Lookahead], texts: int, seed: int
         some, share = plain.tokens[chance > 0], chance[chance > 0] / chance.sum()
 
         def judge_texts(lookahead: Lookahead) -> float:
-            weight = lookahead.score(problem, some).log_weight
-            return -float((share * weight).sum())
+            return -float((share.log() + lookahead.score(problem, some).log_weight).logsumexp(0))
 
         return max(candidates, key=judge_texts)
 
