@@ -8,6 +8,7 @@ if the future's contexts were those of this text. These labels are smooth and ne
 from __future__ import annotations
 
 import math
+from functools import partial
 from time import perf_counter
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from structured_voronoi.errors import SamplingError, check_count, check_positive
+from structured_voronoi.lookahead.examples import Examples, find_examples
 from structured_voronoi.lookahead.heads import SIZES, Head, PatternHead, Size
 from structured_voronoi.lookahead.lookahead import (
     Lookahead,
@@ -26,7 +28,7 @@ from structured_voronoi.lookahead.lookahead import (
     untrained,
 )
 from structured_voronoi.lookahead.rounds import perplexity_share, refine_in_rounds
-from structured_voronoi.problem.drawing import draw_all, log_bound, redraw_by
+from structured_voronoi.problem.drawing import draw_all, redraw_by
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.progress import Tick, progress_bar
 from structured_voronoi.streams import Rng, block_rows, in_blocks, inverse_cdf, widened
@@ -35,11 +37,10 @@ STEPS, BATCH, LEARNING_RATE, WEIGHT_DECAY = 600, 512, 6e-4, 0.1
 """Of the training of a head; a batch is so many prefixes, each of some text."""
 LEAST_STEPS, MOST_PASSES = 100, 40
 """Where the pilot is small, steps end after so many passes through it."""
-CHECKED, LEAST_CHECKED, FINALISTS, MANY = 128, 16, 3, 512
-"""Texts drawn to judge every lookahead by, fewer after a small pilot; of the best, twice as many. With fewer than many
-texts to learn from, only one δ is tried."""
-ENOUGH = 20
-"""Effective texts of the model that satisfy the target, by which lookaheads can be judged instead."""
+CHECKED, LEAST_CHECKED, SEARCHED, FINALISTS, MANY = 128, 16, 16, 3, 512
+"""Texts drawn to judge every lookahead by, fewer after a small pilot; at most so many times as many are searched for
+examples of the target. Of the best lookaheads, twice as many. With fewer than many texts to learn from, only one δ is
+tried."""
 DELTAS = (0.03, 0.1, 0.3)
 """Shares of the plain model that are tried. With 0.001, intervals of probabilities held the truth too seldom: what a
 lookahead hardly ever draws, its own draws do not show."""
@@ -73,14 +74,18 @@ def fit_lookahead(problem: Problem, texts: int, seed: int, progress: bool, secon
     with progress_bar(texts * 3, progress, "lookahead") as tick:
         pilot = draw_pilot(problem, blank, texts, seed, tick)
         _refuse_hopeless(blank, pilot)
-        candidates = []
+        candidates: list[Lookahead] = []
+        known: dict[tuple[str, Size], Head] = {}
         for size in sizes:
-            trained = _train(problem, _sizes_of(blank, size), pilot, seed)
+            trained = _train(problem, _sizes_of(blank, size), pilot, seed, known)
             deltas = DELTAS if texts >= MANY else DELTAS[1:2]
             candidates += [Lookahead(trained.heads, delta, trained.identity) for delta in deltas]
             tick(f"heads on {size}", texts // len(sizes))
-        best = _choose(problem, candidates, texts, seed)
-        return refine_in_rounds(problem, best, texts // 2, seed, tick, deadline)
+        checked = max(LEAST_CHECKED, min(CHECKED, texts // 8))
+        levels = Rng(seed, SEARCHED * checked, "lookahead check", problem.device).uniform(problem.length)
+        examples = find_examples(problem, levels, first=4 * checked)
+        best = _choose(problem, candidates, levels[: 2 * checked], examples)
+        return refine_in_rounds(problem, best, texts // 2, seed, tick, examples, deadline)
 
 
 def _seconds_of_a_text(problem: Problem, seed: int) -> float:
@@ -92,31 +97,19 @@ def _seconds_of_a_text(problem: Problem, seed: int) -> float:
     return (perf_counter() - began) / TIMED
 
 
-def _choose(problem: Problem, candidates: list[Lookahead], texts: int, seed: int) -> Lookahead:
-    """The candidate whose draws are worth most.
+def _choose(
+    problem: Problem, candidates: list[Lookahead], levels: Float[Tensor, "text n"], examples: Examples | None
+) -> Lookahead:
+    """The candidate whose draws are worth most, by examples of the target or by the weights of its own draws."""
+    if examples is not None:
+        return max(candidates, key=partial(examples.perplexity_share, problem))
 
-    Where enough fresh texts of the model satisfy the target, by their mean weight E_π[w], which is how many draws of a
-    candidate an effective text takes: that sees what it hardly ever draws. Where they do not, by the entropy of the
-    weights of its own draws.
-    """
-    checked = max(LEAST_CHECKED, min(CHECKED, texts // 8))
-    levels = Rng(seed, 4 * checked, "lookahead check", problem.device).uniform(problem.length)
-    plain = draw_all(problem, levels, "a lookahead")
-    chance = widened(plain.log_rest - log_bound(problem)).exp().nan_to_num(0.0).clamp(max=1.0)
-    if float(chance.sum()) ** 2 > ENOUGH * float((chance**2).sum()):
-        some, share = plain.tokens[chance > 0], chance[chance > 0] / chance.sum()
-
-        def judge_texts(lookahead: Lookahead) -> float:
-            return -float((share.log() + lookahead.score(problem, some).log_weight).logsumexp(0))
-
-        return max(candidates, key=judge_texts)
-
-    def judge_draws(lookahead: Lookahead, texts: int) -> float:
+    def judge(texts: int, lookahead: Lookahead) -> float:
         return perplexity_share(lookahead.draw(problem, levels[:texts]).log_weight)
 
     if len(candidates) > FINALISTS:
-        candidates = sorted(candidates, key=lambda one: judge_draws(one, checked), reverse=True)[:FINALISTS]
-    return max(candidates, key=lambda one: judge_draws(one, 2 * checked))
+        candidates = sorted(candidates, key=partial(judge, len(levels) // 2), reverse=True)[:FINALISTS]
+    return max(candidates, key=partial(judge, len(levels)))
 
 
 def _sizes_of(blank: Lookahead, size: Size) -> dict[str, Size]:
@@ -181,14 +174,17 @@ def _refuse_hopeless(lookahead: Lookahead, pilot: Pilot) -> None:
             )
 
 
-def _train(problem: Problem, sizes: dict[str, Size], pilot: Pilot, seed: int) -> Lookahead:
-    """Every head by itself, to the labels of the pilot."""
-    lookahead = untrained(problem, sizes, DELTAS[0])
-    for name, head in lookahead.heads.items():
-        if head.reader.outputs:
-            live = live_positions(problem, pilot.tokens).float()
-            _train_head(head, _features(head, pilot), pilot.tokens, pilot.labels[name], live, seed)
-    return lookahead
+def _train(
+    problem: Problem, sizes: dict[str, Size], pilot: Pilot, seed: int, known: dict[tuple[str, Size], Head]
+) -> Lookahead:
+    """Every head by itself, to the labels of the pilot, unless it is known in this size from before."""
+    blank, live = untrained(problem, sizes, DELTAS[0]), live_positions(problem, pilot.tokens).float()
+    for name, head in blank.heads.items():
+        if (name, sizes[name]) not in known:
+            if head.reader.outputs:
+                _train_head(head, _features(head, pilot), pilot.tokens, pilot.labels[name], live, seed)
+            known[name, sizes[name]] = head
+    return Lookahead({name: known[name, size] for name, size in sizes.items()}, blank.delta, blank.identity)
 
 
 def _features(head: Head, pilot: Pilot) -> Float[Tensor, "text n d"]:

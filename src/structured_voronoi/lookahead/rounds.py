@@ -1,4 +1,4 @@
-"""Rounds: a lookahead refined on its own draws, as long as their effective share rises.
+"""Rounds: a lookahead refined on its own draws, as long as it gets better.
 
 Where ψ is right, what it says of a token equals the mean of what it says at the next position, E_p[ψ_{n+1} | prefix],
 and all weights are equal. So each head is drawn towards that mean, and at the end towards the control's own answer. The
@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from structured_voronoi.lookahead.examples import Examples
 from structured_voronoi.lookahead.lookahead import (
     Lookahead,
     Proposal,
@@ -48,16 +49,23 @@ class Round(NamedTuple):
 
 
 def refine_in_rounds(
-    problem: Problem, lookahead: Lookahead, texts: int, seed: int, tick: Tick, deadline: float = math.inf
+    problem: Problem,
+    lookahead: Lookahead,
+    texts: int,
+    seed: int,
+    tick: Tick,
+    examples: Examples | None = None,
+    deadline: float = math.inf,
 ) -> Lookahead:
-    """The best lookahead of a few rounds, by the effective share of its own draws, from which the next one learns.
+    """The best lookahead of a few rounds, each of which learns from the draws of the one before.
 
-    None is begun after the deadline.
+    Which is best, examples of the target tell, if there are any; otherwise the weights of its own draws. None is begun
+    after the deadline.
     """
     best, best_share, rounds = lookahead, 0.0, []
     for number in range(ROUNDS + 1 if perf_counter() < deadline else 0):
         drawn = draw_round(problem, lookahead, texts, Rng(seed, texts, f"lookahead round {number}", problem.device))
-        share = perplexity_share(drawn.log_weight)
+        share = examples.effective_share(problem, lookahead) if examples else perplexity_share(drawn.log_weight)
         tick(f"round {number}: effective share {share_of(drawn.log_weight):.2g}", texts // 2)
         if share <= best_share:
             break
