@@ -38,7 +38,7 @@ class EncoderRecipe:
 
     base: str = "minilm"
     """A name of `svs models ls`, or a folder."""
-    epochs: float = 2.0
+    epochs: float = 3.0
     batch: int = 32
     learning_rate: float = 1e-4
     longest: int = 64
