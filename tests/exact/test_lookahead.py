@@ -98,6 +98,24 @@ def test_automata_match_what_python_matches(expression: str, whole: bool) -> Non
 
 
 @pytest.mark.parametrize(
+    "expression", ["[\U0001f300-\U0001faff]", "[\u0430-\u0a00]x", "\xa0", "[^\x00-\u2000]", "[€-₿]"]
+)
+def test_characters_of_many_bytes_are_told_apart(expression: str) -> None:
+    """Long ranges by their ends, of which some lie in the middle of what a first byte stands for."""
+    automaton, source, seen = compile_pattern(Pattern(expression)), random.Random(0), set()
+    pieces = ["😀", "🌀", "🛺", "\U0001faff", "\U00020000", "ж", "А", "अ", "ਗ", "中", "€", "₿", "…", "\xa0", "a", "x"]
+    for _ in range(2000):
+        text = "".join(source.choice(pieces) for _ in range(source.randint(0, 3)))
+        state = 0
+        for byte in text.encode():
+            state = automaton.step[state, byte]
+        matched = re.search(expression, text) is not None
+        assert bool(automaton.accepting[state]) == matched, text
+        seen.add(matched)
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize(
     "expression",
     [
         r"(?<!ab)b",
@@ -392,8 +410,11 @@ def test_hopeless_controls_are_refused_before_anything_is_drawn() -> None:
         Lookahead.fit(sv.Controlled(model, {Predicate.keyword("zebra"): 1.0}), texts=8, progress=False)
     with pytest.raises(sv.SamplingError, match="satisfied by none of 8 texts of the model, and it is no pattern"):
         Lookahead.fit(sv.Controlled(model, {Predicate(lambda text: False, "never"): 1.0}), texts=8, progress=False)
+    boundless = sv.Controlled(model, {Predicate(len, kind="log_score"): 1.0})
     with pytest.raises(sv.SamplingError, match="has the bound inf"):
-        sv.probability(sv.Controlled(model, {Predicate(len, kind="log_score"): 1.0}), texts=64, progress=False)
+        sv.probability(boundless, texts=64, progress=False)
+    with pytest.raises(sv.SamplingError, match="has the bound inf"):
+        Lookahead.fit(boundless, texts=8, progress=False)
 
 
 @pytest.mark.parametrize(

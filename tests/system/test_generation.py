@@ -61,6 +61,22 @@ def test_controls_are_words_or_objects_and_a_loaded_model_keeps_its_prompt() -> 
     assert "river" in listed.texts[0]
 
 
+def test_a_loaded_model_keeps_how_its_texts_end() -> None:
+    stopped = sv.LanguageModel.load("bundled", prompt="Near the", length=40, ends="anywhere", stop=".")
+    found = sv.generate(stopped, n=4, length=40, progress=False).draws
+    assert all(text.text.endswith(".") for text in found if text.ended == "stop")
+    assert "stop" in {text.ended for text in found}
+    filled = sv.LanguageModel.load("bundled", prompt="Near the", length=4, suffix=" pub.")
+    (text,) = sv.generate(filled, n=1, length=4, sampler="refresh", warmup=2, progress=False).draws
+    assert (len(text.tokens), text.ended) == (4, "no")
+
+
+@pytest.mark.parametrize("weight", [None, "2", -1.0])
+def test_a_weight_that_is_none_is_refused(weight: Any) -> None:
+    with pytest.raises(sv.SamplingError, match=r"the weight of keyword=river is .+; give a number ≥ 0"):
+        sv.generate("bundled", controls={"keyword=river": weight}, n=1, progress=False)
+
+
 def test_under_control_every_prompt_is_drawn_from_in_turn() -> None:
     found = sv.generate("bundled", PROMPTS[:2], ["keyword=family"], n=2, length=40, sampler="rejection", progress=False)
     assert len(found.texts) == 4

@@ -185,7 +185,7 @@ def read_controls(
             from structured_voronoi.controls.parsing import parse_control
 
             control, written = parse_control(control, device)
-            weight = weight * written
+            weight = weight * written if isinstance(weight, int | float) else weight  # which `Controlled` refuses
         with user_code(f"the control {type(control).__name__}", "mend it, or leave it out"):
             _check_control(control, found)
             found[control] = weight
@@ -337,10 +337,7 @@ def _described(request: Request, model: LanguageModel) -> dict[str, Any]:
 
 def _models_of(request: Request) -> list[LanguageModel]:
     """The language model after every prompt; the network is loaded once."""
-    prompts = [""] if request.prompts is None else list(request.prompts)
-    ends = request.ends if request.ends is not None else "never" if request.suffix else "anywhere"
-    shape: dict[str, Any] = {"length": request.length, "suffix": request.suffix, "ends": ends, "stop": request.stop}
-    shape |= {"chat": request.chat, "system": request.system}
+    prompts, shape = [""] if request.prompts is None else list(request.prompts), _shape_of(request)
     models: list[LanguageModel] = []
     for number, prompt in enumerate(prompts):
         try:
@@ -350,6 +347,7 @@ def _models_of(request: Request) -> list[LanguageModel]:
                 own = request.model
                 prompt = own.prompt if request.prompts is None else prompt
                 model = LanguageModel(own.model, own.tokenizer, prompt, memory=own.memory, allowed=own.asked, **shape)
+                model.origin = own.origin
             else:
                 model = LanguageModel.load(
                     request.model, prompt=prompt, device=request.device, dtype=request.dtype, **shape
@@ -360,3 +358,21 @@ def _models_of(request: Request) -> list[LanguageModel]:
             raise type(error)(f"prompt {number + 1}: {error}") from error
         models.append(model)
     return models
+
+
+def _shape_of(request: Request) -> dict[str, Any]:
+    """What texts are like; a loaded model keeps its suffix, stops and conversation where the request has none."""
+    shape: dict[str, Any] = {
+        "suffix": request.suffix,
+        "stop": request.stop,
+        "chat": request.chat,
+        "system": request.system,
+    }
+    ends, own = request.ends, request.model
+    if isinstance(own, LanguageModel):
+        kept = {"suffix": own.suffix, "stop": own.stop, "chat": own.is_chat, "system": own.system}
+        shape = {name: value or kept[name] for name, value in shape.items()}
+        ends = own.ends if ends is None and own.ends == "at length" else ends
+    if ends is None:
+        ends = "never" if shape["suffix"] else "anywhere"
+    return {**shape, "ends": ends, "length": request.length}

@@ -266,6 +266,8 @@ def _given_the_end(blocks: Blocks, found: Probability, texts: int) -> Probabilit
     if not ended:
         refuse_endless(blocks.problem, texts, ended, -math.inf)
     share = wilson(ended, texts)
+    if found.log10_value == -math.inf:
+        return replace(found, ending=share, plain=texts)
     relative = math.hypot(found.relative_error, math.sqrt((1 - share.mean) / ended))
     log_value = found.log10_value * math.log(10) - math.log(share.mean)
     low, value, high = (math.exp(log_value + z * relative) for z in (-1.96, 0.0, 1.96))

@@ -283,7 +283,7 @@ def _make_texts(target: LanguageModel | Controlled, chains: Sequence[int], token
 def _how_it_ended(model: LanguageModel, tokens: Int[Tensor, " n"]) -> Ended:
     if model.ends == "never":
         return "no"
-    return "end" if model.ends == "at length" or int(tokens[-1]) == model.padding else "stop"
+    return "end" if model.ending is None or int(tokens[-1]) in model.ending.tokens else "stop"
 
 
 def closing_line(batches: list[Batch], plan: Plan, model: LanguageModel) -> str:
