@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -371,6 +372,11 @@ def test_lookaheads_are_kept_and_only_for_their_target(tmp_path: Path) -> None:
     for sampler in (sv.Guided(lookahead), sv.Refresh(lookahead=lookahead)):
         with pytest.raises(sv.SamplingError, match=r"made for another length \(3, not 4\); fit one"):
             sv.sample(longer, sampler, chains=2, draws=1, progress=False)
+    size = len(target.embeddings)
+    config = transformers.GPT2Config(vocab_size=size, n_positions=16, n_embd=8, n_layer=1, n_head=1)
+    narrow = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+    with pytest.raises(sv.SamplingError, match=r"made for another width \(\d+, not 8\); fit one"):
+        sv.sample(sv.LanguageModel(narrow, target.tokenizer, length=3), sv.Guided(lookahead), 2, 1, progress=False)
 
 
 def damage_settings(folder: Path, settings: str) -> None:

@@ -204,8 +204,8 @@ class Lookahead:
         return Weighed.of(log_probs, torch.where(expected > 0, value + self.delta * expected, 1.0))
 
     def check_fits(self, problem: Problem) -> None:
-        """Refuse a target of another vocabulary or length, of whose texts this cannot say anything."""
-        for name, value in (("vocabulary", len(problem.embeddings)), ("length", problem.length)):
+        """Refuse a target of another size, of whose texts this cannot say anything."""
+        for name, value in sizes_of(problem).items():
             made_for = self.identity.get(name)
             if made_for != value:
                 raise SamplingError(
@@ -368,8 +368,7 @@ def identify(problem: Problem) -> dict[str, Any]:
     factors = problem.log_factors(rows) if problem.log_factors is not None else {}
     likely = token_log_probs(problem, rows).sum(-1) if problem.is_autoregressive else rows[:0, 0]
     return {
-        "vocabulary": len(table),
-        "length": problem.length,
+        **sizes_of(problem),
         "prompt": str(getattr(problem, "prompt", "")),
         "system message": str(getattr(problem, "system", "")),
         "stop": [str(stop) for stop in getattr(problem, "stop", ())],
@@ -377,6 +376,11 @@ def identify(problem: Problem) -> dict[str, Any]:
         "model": [f"{value:.3g}" for value in (*table[:: max(1, len(table) // 7), 0][:8], *likely.tolist())],
         "scores": {name: [f"{value:.3g}" for value in scores.tolist()] for name, scores in sorted(factors.items())},
     }
+
+
+def sizes_of(problem: Problem) -> dict[str, int]:
+    """What a lookahead must share with a target to be used on it at all."""
+    return {"vocabulary": len(problem.embeddings), "length": problem.length, "width": feature_width(problem)}
 
 
 def few_texts(problem: Problem) -> Int[Tensor, "row n"]:

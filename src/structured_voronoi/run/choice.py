@@ -33,7 +33,7 @@ from torch import Tensor
 
 from structured_voronoi.contracts import Chains, tune
 from structured_voronoi.errors import NoBoundError, NoStartError, SamplingError
-from structured_voronoi.lookahead.kept import LONGEST, kept_folder, kept_lookahead
+from structured_voronoi.lookahead.kept import LONGEST, is_kept, kept_folder, kept_lookahead
 from structured_voronoi.lookahead.lookahead import Lookahead
 from structured_voronoi.lookahead.rounds import share_of
 from structured_voronoi.problem.drawing import ENDLESS, ancestral_draw, count_ended, log_bound, refuse_endless
@@ -138,7 +138,7 @@ def choose_sampler(
     try:
         log_bound(problem)
         home = kept_folder(problem, LOOKAHEAD_TEXTS, LOOKAHEAD_SEED)
-        kept = home.is_dir()
+        kept = is_kept(problem, home)
         tries = _noted(home, "tries") or _draw_tries(problem, seed, not kept, progress)
     except NoBoundError as error:
         return Choice("svs+refresh", f"svs+refresh, because {_cause(error)}")
