@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 
 import structured_voronoi as sv
@@ -141,6 +142,30 @@ def test_tokens_are_spelt_as_they_decode() -> None:
     text = "Near the café, “The Mill” serves £5 soup."
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert b"".join(spelt[token] for token in ids).decode() == text
+
+
+def spelling(inner: Any, decoder: Any) -> transformers.PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(inner)
+    tokenizer.decoder = decoder
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def test_other_tokenizers_are_spelt_or_left_to_learning() -> None:
+    piece = models.BPE({"▁a": 0, "b": 1, "<0xC3>": 2, "<0xA9>": 3}, [], byte_fallback=True)
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    assert token_bytes(spelling(piece, decoders.Sequence(steps)), 4) == [b" a", b"b", b"\xc3", b"\xa9"]
+    words = models.WordLevel({"pub": 0, "##s": 1, "a": 2}, unk_token="a")
+    for decoder in (decoders.WordPiece(), None):
+        with pytest.raises(CannotCompile, match="does not write texts token by token"):
+            token_bytes(spelling(words, decoder), 3)
+    config = transformers.GPT2Config(vocab_size=3, n_positions=16, n_embd=8, n_layer=1, n_head=1)
+    network = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+    tokenizer = spelling(words, decoders.WordPiece())
+    tokenizer.eos_token = "a"
+    target = sv.Controlled(sv.LanguageModel(network, tokenizer, length=3), {Predicate.keyword("pubs"): 1.0})
+    assert not isinstance(untrained(bind(target), {"keyword=pubs": "token"}, 0.1).heads["keyword=pubs"], PatternHead)
+    with pytest.raises(sv.SamplingError, match=r"cannot be searched for .+; give the number of a token"):
+        sv.LanguageModel(network, tokenizer, length=3, ends="anywhere", stop="pub")
 
 
 BOUNDED = ["words=5..12", "words=..4", "words=3", "words=8..", "words=..0", "characters=20..100", "characters=..30",

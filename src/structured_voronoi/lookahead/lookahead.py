@@ -259,13 +259,10 @@ class Lookahead:
 def untrained(problem: Problem, sizes: dict[str, Size], delta: float, seed: int | None = None) -> Lookahead:
     """Heads that know the patterns but have learnt nothing; with a seed, random ones."""
     check_autoregressive(problem, "a lookahead")
-    coordinates, spelt = token_coordinates(problem.embeddings), None
+    coordinates = token_coordinates(problem.embeddings)
     heads: dict[str, Head] = {}
     for name, size in sizes.items():
-        automaton = None
-        if name in problem.patterns:
-            spelt = token_bytes(problem.tokenizer, len(problem.embeddings)) if spelt is None else spelt
-            automaton = token_automaton(problem, name, spelt)
+        automaton = token_automaton(problem, name) if name in problem.patterns else None
         outputs = 1 if automaton is None else len(automaton.live)
         width = feature_width(problem) + (size == "prefix" and automaton is None)
         reader = Reader(width, problem.length, outputs, coordinates, size).to(problem.device)
@@ -292,14 +289,14 @@ def prefix_reader(problem: Problem, name: str) -> Read | None:
     return read
 
 
-def token_automaton(problem: Problem, name: str, spelt: list[bytes]) -> TokenAutomaton | None:
+def token_automaton(problem: Problem, name: str) -> TokenAutomaton | None:
     """The automaton of a factor over this vocabulary; None where it has none, an error where no text can match."""
     pattern = problem.patterns[name]
     if not isinstance(pattern, Pattern):
         made: TokenAutomaton = pattern.automaton(problem.length)
         return made
     try:
-        automaton = compile_pattern(pattern)
+        automaton, spelt = compile_pattern(pattern), token_bytes(problem.tokenizer, len(problem.embeddings))
     except CannotCompile:
         return None
     allowed = problem.allowed
@@ -315,9 +312,8 @@ def token_automaton(problem: Problem, name: str, spelt: list[bytes]) -> TokenAut
 
 def check_patterns(problem: Problem) -> None:
     """Refuse a target whose patterns no text of its length can match, before anything is drawn."""
-    spelt = token_bytes(problem.tokenizer, len(problem.embeddings))
     for name in problem.patterns:
-        token_automaton(problem, name, spelt)
+        token_automaton(problem, name)
 
 
 def factor_names(problem: Problem) -> list[str]:

@@ -92,14 +92,13 @@ def make_ending(
     steps = torch.zeros(2, len(allowed), dtype=torch.int32)
     texts = [one for one in stop if isinstance(one, str)]
     if texts:
-        from structured_voronoi.automata.vocabulary import stop_steps, token_bytes
+        from structured_voronoi.automata.vocabulary import stop_steps
 
         if not all(texts):
             raise SamplingError("a stop string is empty, so that every text would end at once; leave it out")
         for text in texts:
             check_text("the stop string", text)
-        pairs = zip(token_bytes(tokenizer, len(allowed)), allowed.tolist(), strict=True)
-        steps = torch.from_numpy(stop_steps(texts, [word if is_allowed else b"" for word, is_allowed in pairs], length))
+        steps = torch.from_numpy(stop_steps(texts, tokenizer, allowed.tolist(), length))
     ids = [*ends, *(one for one in stop if not isinstance(one, str))]
     for token in ids:
         if not isinstance(token, int) or not 0 <= token < len(allowed) or not allowed[token]:
