@@ -336,6 +336,15 @@ def test_labels_and_values_of_a_pattern() -> None:
     assert last[1, other] == 1
 
 
+def test_what_every_text_satisfies_is_certain(recwarn: pytest.WarningsRecorder) -> None:
+    """Nothing is to be learnt of it: its head has no outputs."""
+    target = sv.Controlled(small_model(4), {Predicate.regex("(?s).*"): 1.0})
+    found = sv.probability(target, texts=64, progress=False)
+    assert (found.value, found.low, found.high) == pytest.approx((1.0, 1.0, 1.0), abs=1e-4)
+    assert found.trusted
+    assert not [warning for warning in recwarn if "zero-element" in str(warning.message)]
+
+
 def test_rare_words_are_found_and_their_probability_is_right() -> None:
     """Two words together, against 4,000 plain texts; a word that the pilot never saw is learnt all the same."""
     model = sv.LanguageModel.load("bundled", length=10)
