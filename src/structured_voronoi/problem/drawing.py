@@ -318,6 +318,12 @@ def seconds_of_work() -> float:
     return process_time() / torch.get_num_threads()
 
 
+def show_tries(accepted: int, wanted: int, tries: int, seconds: float) -> None:
+    """What a person who waits wants to know: how rare accepted texts are, and when there will be enough."""
+    left = f", about {seconds * (wanted - accepted) / accepted:.0f} s left" if accepted else ""
+    show_note(f"{accepted} of {tries:,} tries accepted{left}")
+
+
 def refuse_endless(problem: Problem, tries: int, ended: int, began: float) -> None:
     """Give up on texts that must end, but hardly ever do; not before some seconds, as many tries may be cheap."""
     if tries >= ENDLESS and ended < LEAST_ENDED * tries and seconds_of_work() - began > PATIENCE:

@@ -33,11 +33,11 @@ from structured_voronoi.run.presets import (
 from structured_voronoi.run.texts import (
     Batch,
     Text,
+    TextRun,
     Watcher,
     closing_line,
     closing_warnings,
     draw_for_prompts,
-    draw_texts,
 )
 from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.ending import Ends
@@ -277,8 +277,8 @@ def _draw(
             watcher.planned(target, plan)
         first, batches, label = number * request.n, [], f"prompt {number + 1} of {len(models)}: "
         label = label if len(models) > 1 else ""
-        asked = (request.n, request.seed, request.start, progress)
-        for batch in draw_texts(target, plan, *asked, first, label, kept, watcher):
+        run = TextRun(target, plan, request.seed, request.start, kept, watcher)
+        for batch in run.draw(request.n, progress, first, label):
             batches.append(batch)
             yield batch
         conclude(f"{label}{closing_line(batches, plan, model)}")

@@ -13,9 +13,9 @@ from structured_voronoi.run.generation import Request, make_targets, plan_prompt
 from structured_voronoi.run.presets import Plan
 from structured_voronoi.run.spread import SpreadCheckpoint, Task, Ticked, check_same, task_checkpoint, tick_to
 from structured_voronoi.run.texts import (
+    TextRun,
     batches_of_chains,
     batches_of_prompts,
-    draw_batch,
     draw_together,
     name_of_batch,
     name_of_place,
@@ -93,7 +93,7 @@ def _work(request: Request, targets: Any, task: Task, report: Report) -> None:
     elif isinstance(asked, ToDraw):
         share = len(asked.chains) / asked.plan.steps  # of a text, a step
         tick = tick_to(report, share)
-        draw_batch(targets[asked.prompt], asked.plan, asked.chains, seed, request.start, tick, kept)
+        TextRun(targets[asked.prompt], asked.plan, seed, request.start, kept).draw_batch(asked.chains, tick)
         kept.save()
     else:
         draw_together(targets, request.n, asked.chains, seed, kept)

@@ -143,9 +143,12 @@ class LanguageModel:
         return other
 
     def with_prompts_of(self, rows: Sequence[LanguageModel]) -> Self:
-        """A target whose rows have prompts of their own, all as long, by which texts can be drawn but not scored."""
+        """A target whose rows have prompts of their own, all as long, by which texts can be drawn but not scored.
+
+        Rows are drawn in whole blocks, of which the last one is filled with its last row.
+        """
         other = copy.copy(self)
-        other.before = torch.cat([row.before for row in rows])
+        other.before = torch.cat([row.before for row in [*rows, *[rows[-1]] * (-len(rows) % BLOCK)]])
         return other
 
     def _read_prompt(self, prompt: str) -> None:
