@@ -68,6 +68,14 @@ class Proposal(NamedTuple):
         return torch.where(weight.isfinite(), weight, -torch.inf)
 
 
+class Reading(NamedTuple):
+    """What a head looked at, and what it makes of it."""
+
+    features: Float[Tensor, "row d"]
+    value: Float[Tensor, "row token"]
+    """ψ of every token."""
+
+
 class Weighed(NamedTuple):
     """The next token as a lookahead sees it: the proposal is q = p value / expected."""
 
@@ -178,27 +186,28 @@ class Lookahead:
             return Weighed.of(log_probs, widened(torch.ones_like(log_probs)))
         some = {name: state[going] for name, state in states.items()}
         features = hidden_features(problem, None if hidden is None else hidden[going], len(going))
-        weighed = self.combine(log_probs[going], list(self.values(problem, some, n, features).values()))
+        weighed = self.combine(log_probs[going], self.read(problem, some, n, features))
         value = widened(torch.ones_like(log_probs))
         value[going] = weighed.value
         expected = value.new_ones(len(value))
         expected[going] = weighed.expected
         return Weighed(log_probs, value, expected)
 
-    def values(
+    def read(
         self, problem: Problem, states: dict[str, Tensor], n: int, hidden: Float[Tensor, "row d"]
-    ) -> dict[str, Float[Tensor, "row token"]]:
-        """ψ_k of every head for every token at position ``n``."""
-        return {
-            name: head.value(states[name], head.features(states[name], hidden), n, problem.length)
-            for name, head in self.heads.items()
-        }
+    ) -> list[Reading]:
+        """What every head says of every token at position ``n``."""
+        readings = []
+        for name, head in self.heads.items():
+            features = head.features(states[name], hidden)
+            readings.append(Reading(features, head.value(states[name], features, n, problem.length)))
+        return readings
 
-    def combine(self, log_probs: Float[Tensor, "row token"], values: list[Float[Tensor, "row token"]]) -> Weighed:
+    def combine(self, log_probs: Float[Tensor, "row token"], readings: list[Reading]) -> Weighed:
         """The proposal that the model's probabilities and the heads' values make together."""
         p, value = log_probs.exp(), widened(torch.ones_like(log_probs))
-        for factor in values:
-            value = value * factor
+        for reading in readings:
+            value = value * reading.value
         value = value.pow(POWER)
         expected = (p * value).sum(-1, keepdim=True)
         return Weighed.of(log_probs, torch.where(expected > 0, value + self.delta * expected, 1.0))
