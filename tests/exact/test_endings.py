@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 
 import structured_voronoi as sv
 from endings import END, LENGTH, SPELT, STOPS, EndForFree, ListedTexts, PaddingCounted, listed, network, words
+from structured_voronoi import progress
 from structured_voronoi.controls import Predicate
 from structured_voronoi.lookahead.lookahead import untrained
 from structured_voronoi.metrics.text import perplexity
@@ -352,6 +354,16 @@ def test_a_length_in_which_no_text_ends_is_refused_with_the_share(
     for target in targets:
         with pytest.raises(sv.SamplingError, match=r"^0 of 2\d\d texts ended within 3 tokens; raise the length"):
             sv.sample(target, sampler, chains=4, draws=1, progress=False)
+
+
+def test_whoever_waits_is_told_how_rarely_texts_end() -> None:
+    notes: list[str] = []
+    shown = progress._SHOWN.set(lambda note="", steps=1: notes.append(note))
+    try:
+        sv.sample(ListedTexts(length=1), sv.Ancestral(), chains=20, draws=1, seed=1, progress=False)
+    finally:
+        progress._SHOWN.reset(shown)
+    assert re.match(r"\d+ of \d+ tries ended within 1 tokens, about \d+ s left", notes[-1])
 
 
 def test_random_starts_are_texts() -> None:

@@ -131,7 +131,11 @@ def test_files_of_prompts(name: str, content: str, column: str, tmp_path: Path) 
         ("missing.csv", b"id,text\n1,a\n", "no column 'prompt'"),
         ("broken.jsonl", b'{"prompt": "a"}\n{"prompt"\n', "line 2 is no JSON"),
         ("other.jsonl", b'{"text": "a"}\n', "line 1 has no text under 'prompt'"),
-        ("long.txt", b"a\n" + b"a pub " * 400 + b"\n", "prompt 2: prompt (802 tokens)"),
+        (
+            "long.txt",
+            b"a\n" + b"a pub " * 400 + b"\n",
+            "prompt 2, 'a pub a pub a pub a pub a pub a pub a pu': prompt (802 tokens)",
+        ),
     ],
 )
 def test_bad_files_of_prompts_end_in_one_line(name: str, content: bytes, words: str, tmp_path: Path) -> None:

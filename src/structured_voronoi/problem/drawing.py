@@ -318,10 +318,10 @@ def seconds_of_work() -> float:
     return process_time() / torch.get_num_threads()
 
 
-def show_tries(accepted: int, wanted: int, tries: int, seconds: float) -> None:
-    """What a person who waits wants to know: how rare accepted texts are, and when there will be enough."""
-    left = f", about {seconds * (wanted - accepted) / accepted:.0f} s left" if accepted else ""
-    show_note(f"{accepted} of {tries:,} tries accepted{left}")
+def show_tries(found: int, wanted: int, tries: int, seconds: float, word: str = "accepted") -> None:
+    """What a person who waits wants to know: how rare texts are that will do, and when there will be enough."""
+    left = f", about {seconds * (wanted - found) / found:.0f} s left" if found else ""
+    show_note(f"{found} of {tries:,} tries {word}{left}")
 
 
 def refuse_endless(problem: Problem, tries: int, ended: int, began: float) -> None:

@@ -355,7 +355,7 @@ def _models_of(request: Request) -> list[LanguageModel]:
         except SamplingError as error:
             if len(prompts) == 1:
                 raise
-            raise type(error)(f"prompt {number + 1}: {error}") from error
+            raise type(error)(f"prompt {number + 1}, {prompt[:40]!r}: {error}") from error
         models.append(model)
     return models
 

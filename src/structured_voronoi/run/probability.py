@@ -177,7 +177,7 @@ def probability(
 
 
 def _fit(problem: Problem, pilot: int, seed: int, keep: bool, progress: bool) -> Lookahead:
-    """A lookahead for the target; one that is kept has the seed of `svs sample`, which finds it there."""
+    """A lookahead for the target; one that is kept has a seed of its own, so that runs with any seed find it."""
     if keep:
         return kept_lookahead(problem, pilot, 0, progress)
     return Lookahead.fit(problem, texts=pilot, seed=seed, progress=progress)

@@ -121,7 +121,8 @@ def draw_until_found(
         if done < chains:
             left = chains - done
             each = max(1, min(most // left, max(BLOCK // left, 1 + in_vain // (1 + done))))  # blocks are filled anyway
-            show_tries(done, chains, done + in_vain, seconds_of_work() - began)
+            word = "accepted" if problem.ended is None else f"ended within {problem.length} tokens"
+            show_tries(done, chains, done + in_vain, seconds_of_work() - began, word)
     ones = torch.ones_like(lost)
     return tokens, blank_info(energy)._replace(evaluations=ones + lost + refused + endless, events=ones, nonfinite=lost)
 
