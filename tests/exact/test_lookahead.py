@@ -254,6 +254,15 @@ def test_what_is_kept_of_a_text_is_what_the_lookahead_says_of_it() -> None:
     assert redrawn
 
 
+def test_guided_chains_start_from_possible_texts() -> None:
+    target = Listed(small_model(3), CONTROLS["keyword"]())
+    lookahead = untrained(bind(target), {"keyword=pub": "position"}, 0.1)
+    start = torch.cat([target.support()[:1], bind(target).allowed_tokens[:1].expand(1, 3)])
+    assert target.log_prob(start).isfinite().tolist() == [True, False]
+    with pytest.raises(sv.SamplingError, match=r"the start of chain 1, .+ has no finite energy"):
+        sv.sample(target, sv.Guided(lookahead), chains=2, draws=1, start=start, progress=False)
+
+
 def test_a_chain_does_not_depend_on_the_chains_beside_it() -> None:
     target = Listed(small_model(4), CONTROLS["keyword"]())
     lookahead = lookaheads(target, SEED)["trained"]

@@ -242,6 +242,15 @@ def checked_start(problem: Problem, start: Int[Tensor, "chain n"], chains: int) 
     return start
 
 
+def refuse_impossible_start(tokens: Int[Tensor, "chain n"], possible: Bool[Tensor, " chain"]) -> None:
+    """Refuse tokens to start from that the target holds to be impossible."""
+    for chain in (~possible).nonzero().squeeze(-1).tolist()[:1]:
+        raise SamplingError(
+            f"the start of chain {chain}, tokens {tokens[chain].tolist()}, has no finite energy; "
+            "start from a state with positive probability"
+        )
+
+
 def forgettable_start(problem: Problem, rng: Rng, start: Start) -> Int[Tensor, "chain n"]:
     """Tokens for samplers that draw each text anew: the given ones, or the first allowed token everywhere."""
     if isinstance(start, Tensor):
@@ -257,12 +266,7 @@ def find_start(
     if isinstance(start, Tensor):
         tokens = checked_start(problem, start, len(rng))
         first = problem.evaluate(tokens, guidance)
-        if not first.possible.all():
-            chain = int((~first.possible).nonzero()[0, 0])
-            raise SamplingError(
-                f"the start of chain {chain}, tokens {tokens[chain].tolist()}, has no finite energy; "
-                "start from a state with positive probability"
-            )
+        refuse_impossible_start(tokens, first.possible)
         return tokens, first
     _check_start_word(problem, start, len(rng))
     rng = rng.fork("start")  # retries of one chain must not shift the random numbers of another
