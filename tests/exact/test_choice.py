@@ -128,6 +128,29 @@ def test_a_function_that_has_changed_under_its_name_gets_another_lookahead(monke
         plan_texts(under(Predicate(lambda text: "river" in text, "mine")), "guided")
 
 
+def test_the_lookahead_of_one_prompt_serves_another_where_it_does_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = plan_texts(rare(), "guided")
+    assert isinstance(first.sampler, sv.Guided)
+    lookahead = first.sampler.lookahead
+    assert lookahead is not None
+    model = sv.LanguageModel.load("bundled", length=8, prompt="Near the old bridge")
+    target = sv.Controlled(model, {Predicate.keyword("excellent"): 1.0})
+    refuse_fits(monkeypatch)
+    monkeypatch.setattr(choice, "SHARED", 0.0)
+    with pytest.raises(AssertionError, match="a lookahead is fitted"):  # worth it for so many texts
+        plan_texts(target, "guided", count=100_000, other=lookahead)
+    monkeypatch.setattr(choice, "FITTED", 1e6)
+    plan = plan_texts(target, "auto", count=100_000, other=lookahead)
+    assert plan.name == "guided", plan.reason
+    assert "its lookahead is that of the first prompt" in (plan.reason or "")
+    assert isinstance(plan.sampler, sv.Guided)
+    assert plan.sampler.lookahead is not None
+    assert plan.sampler.lookahead.identity["prompt"] == "Near the old bridge"
+    monkeypatch.setattr(choice, "SHARED", 1.1)
+    with pytest.raises(AssertionError, match="a lookahead is fitted"):
+        plan_texts(target, "guided", other=lookahead)
+
+
 def test_all_three_are_measured_where_the_lookahead_is_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "UNSURE", math.inf)
     plan = plan_texts(under(Predicate.keyword("river"), length=8), count=100_000, warmup=2)

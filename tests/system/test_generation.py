@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import structured_voronoi as sv
+from structured_voronoi.lookahead.lookahead import Lookahead
 from structured_voronoi.models.loading import load_model
 from structured_voronoi.models.prompts import encode_chat, end_of_turn
+from structured_voronoi.run import choice
 from structured_voronoi.run.prompt_files import read_prompts
 from system.commands import svs
 
@@ -19,6 +22,10 @@ TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}<|endoftext|>{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
+
+
+def is_even(text: str) -> bool:
+    return len(text) % 2 == 0
 
 
 def test_texts_come_prompt_by_prompt_and_as_a_table(tmp_path: Path) -> None:
@@ -83,6 +90,30 @@ def test_under_control_every_prompt_is_drawn_from_in_turn() -> None:
     assert all("family" in text for text in found.texts)
     assert "prompt 1 of 2" in found.diagnosis
     assert "prompt 2 of 2" in found.diagnosis
+
+
+def test_one_lookahead_serves_several_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And they get the same texts again, from a run that was kept and from a new one."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(choice, "LOOKAHEAD_TEXTS", 128)
+    monkeypatch.setattr(choice, "SHARED", 0.01)
+    fits, fit = [], Lookahead.fit
+
+    def counted(target: Any, *arguments: Any, **settings: Any) -> Lookahead:
+        fits.append(target)
+        return fit(target, *arguments, **settings)
+
+    monkeypatch.setattr(Lookahead, "fit", counted)
+
+    def drawn(**how: Any) -> list[str]:
+        controls = {"keyword=excellent": 1.0, sv.controls.Predicate(is_even, "even"): 1.0}
+        shape: dict[str, Any] = {"ends": "never", "sampler": "guided", "progress": False}
+        return sv.generate("bundled", PROMPTS[:3], controls, n=2, length=8, **shape, **how).texts
+
+    texts = drawn(checkpoint=tmp_path / "run")
+    assert len(fits) == 1
+    assert all("excellent" in text.lower() and is_even(text) for text in texts)
+    assert drawn(checkpoint=tmp_path / "run") == drawn() == texts
 
 
 def test_ancestral_texts_of_many_prompts_are_refused_where_they_are_not_the_truth() -> None:

@@ -129,6 +129,13 @@ class Lookahead:
 
         return fit_lookahead(bind(target), texts, seed, progress, seconds)
 
+    def adopted(self, problem: Problem) -> Lookahead:
+        """The same for a target with the same factors, as after another prompt; it may serve there less well."""
+        made = untrained(problem, {name: head.reader.size for name, head in self.heads.items()}, self.delta)
+        for name, head in made.heads.items():
+            head.reader.load_state_dict(self.heads[name].reader.state_dict())
+        return made
+
     def propose(
         self, problem: Problem, tokens: Int[Tensor, "row n"], start: int, levels: Float[Tensor, "row count"]
     ) -> Proposal:

@@ -251,7 +251,7 @@ def _draw(
     watcher: Watcher | None,
 ) -> Iterator[Batch]:
     """The texts, prompt by prompt or for many prompts together; what was kept comes from there."""
-    plan = plan_prompt(request, targets[0], kept, 0)
+    plan = first_plan = plan_prompt(request, targets[0], kept, 0)
     if plan.reason:
         say(plan.reason)
     together = plan.name == "ancestral" and len(models) > 1 and models[0].normalised and not request.controls
@@ -272,7 +272,7 @@ def _draw(
         return
     for number, (target, model) in enumerate(zip(targets, models, strict=True)):
         if number:
-            plan = plan_prompt(request, target, kept, number)
+            plan = plan_prompt(request, target, kept, number, first_plan)
         if watcher is not None:
             watcher.planned(target, plan)
         first, batches, label = number * request.n, [], f"prompt {number + 1} of {len(models)}: "
@@ -299,8 +299,17 @@ def _check_prompts(prompts: Sequence[str] | None) -> None:
             raise SamplingError(f"prompt {number} is {prompt!r} and no text; give texts")
 
 
-def plan_prompt(request: Request, target: LanguageModel | Controlled, kept: Checkpoint | None, number: int) -> Plan:
-    """How the texts of one prompt are drawn; decided once, as `auto` goes by the time that a pilot takes."""
+def plan_prompt(
+    request: Request,
+    target: LanguageModel | Controlled,
+    kept: Checkpoint | None,
+    number: int,
+    first: Plan | None = None,
+) -> Plan:
+    """How the texts of one prompt are drawn; decided once, as `auto` goes by the time that a pilot takes.
+
+    A lookahead of the plan of the first prompt may serve the others.
+    """
     problem = bind(target)
 
     def make() -> Plan:
@@ -315,6 +324,7 @@ def plan_prompt(request: Request, target: LanguageModel | Controlled, kept: Chec
             seed=request.seed,
             progress=request.progress,
             patience=request.patience,
+            other=None if first is None else getattr(first.sampler, "lookahead", None),
         )
 
     return make() if kept is None else kept.plan(f"plan-{number:06}", problem, request.scale, make)

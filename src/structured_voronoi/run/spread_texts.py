@@ -29,6 +29,8 @@ class ToPlan(NamedTuple):
     """How the texts of a prompt are to be drawn has to be found out."""
 
     prompt: int
+    first: Plan
+    """That of the first prompt."""
 
 
 class ToDraw(NamedTuple):
@@ -65,7 +67,7 @@ def spread_texts(
             kept.assign(name_of_batch(chains[0]), task, given=place, is_urgent=number > 0)
 
     def assign_planned(number: int) -> None:
-        assign_batches(number, plan_prompt(request, targets[number], kept, number))
+        assign_batches(number, plan_prompt(request, targets[number], kept, number, plan))
 
     if together is not None:
         for chains in batches_of_prompts(together, request.n, kept.split):
@@ -73,7 +75,7 @@ def spread_texts(
     else:
         assign_batches(0, plan)
         for number in range(1, len(targets)):
-            if not kept.assign(f"plan-{number:06}", ToPlan(number), then=partial(assign_planned, number)):
+            if not kept.assign(f"plan-{number:06}", ToPlan(number, plan), then=partial(assign_planned, number)):
                 assign_planned(number)
     with kept.showing(request.n * len(targets), request.progress, "texts"):
         yield
@@ -89,7 +91,7 @@ def _prepare(request: Request, fingerprint: dict[str, Any]) -> Work:
 def _work(request: Request, targets: Any, task: Task, report: Report) -> None:
     kept, asked, seed = task_checkpoint(task, report), task.content, request.seed
     if isinstance(asked, ToPlan):
-        plan_prompt(request, targets[asked.prompt], kept, asked.prompt)
+        plan_prompt(request, targets[asked.prompt], kept, asked.prompt, asked.first)
     elif isinstance(asked, ToDraw):
         share = len(asked.chains) / asked.plan.steps  # of a text, a step
         tick = tick_to(report, share)
