@@ -25,7 +25,7 @@ MOST_REMEMBERED = 10_000
 SAFE_REPEATS = 3
 """Repeats without a bound beside each other that `re` can try in all combinations."""
 LARGEST_NAMED_RANGE = 256
-"""Characters of a range beyond ASCII that are told apart byte by byte."""
+"""Characters of a range beyond ASCII that are all told apart byte by byte; of a longer one only its ends are."""
 CLASS_FLAGS = re.IGNORECASE | re.ASCII | re.DOTALL
 ANY, NEWLINE, WORD, NO_NEWLINE = r"[\s\S]", r"\n", r"\w", r"[^\n]"
 CATEGORIES = {
@@ -77,7 +77,7 @@ class CharacterAutomaton:
         self._free: list[list[tuple[Condition | None, int]]] = [[]]
         self._work = 0
         self.named: set[str] = set()
-        """Characters beyond ASCII that the expression names."""
+        """Characters beyond ASCII that the expression names, as far as they have to be told from others."""
         tree = parse(pattern)
         if not pattern.whole:
             self._join(0, ANY, 0)
@@ -237,8 +237,8 @@ class CharacterAutomaton:
         return f"[{''.join(parts)}]"
 
     def _write_range(self, first: int, last: int) -> str:
-        if last - first < LARGEST_NAMED_RANGE:
-            self.named |= {chr(code) for code in range(max(first, 128), last + 1)}
+        is_long = last - first >= LARGEST_NAMED_RANGE
+        self.named |= {chr(code) for code in ((first, last) if is_long else range(first, last + 1)) if code >= 128}
         return f"{re.escape(chr(first))}-{re.escape(chr(last))}"
 
     def _class(self, written: str, flags: int = 0) -> int:

@@ -17,7 +17,7 @@ from structured_voronoi.geometry.motion import Rotation
 from structured_voronoi.problem.drawing import redraw
 from structured_voronoi.problem.problem import bind
 from structured_voronoi.run.presets import plan_texts
-from structured_voronoi.run.texts import draw_texts
+from structured_voronoi.run.texts import TextRun
 
 LOGITS = """
 import sys
@@ -101,7 +101,7 @@ def test_ancestral_texts_are_decoded_once_each() -> None:
     """64 texts are 64 rows: what they were drawn with is their score, too."""
     model = sv.LanguageModel.load("bundled", length=4)
     counted = CountRows(model.model)
-    texts = [text for batch in draw_texts(model, plan_texts(model, "ancestral"), 64, seed=0) for text in batch.texts]
+    texts = [text for batch in TextRun(model, plan_texts(model, "ancestral"), seed=0).draw(64) for text in batch.texts]
     assert len(texts) == 64
     assert counted.rows == 64
 

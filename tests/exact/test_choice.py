@@ -110,12 +110,45 @@ def test_a_pilot_is_kept_with_its_lookahead(tmp_path: Path, monkeypatch: pytest.
         again = plan_texts(rare(), name, count=1000)
         assert not drawn
         assert (again.name, again.steps, again.mixing) == (plan.name, plan.steps, plan.mixing)
-    notes = sorted(tmp_path.rglob("lookahead-*/*s.json")) + sorted(tmp_path.rglob("lookahead-*/guided.json"))
+    notes = [*tmp_path.rglob("lookahead-*/tries.json"), *tmp_path.rglob("lookahead-*/guided.json")]
     assert [note.name for note in notes] == ["tries.json", "guided.json"]
     for note, damage in zip(notes, ('{"log_weight": ["no"]}', "[1, 2"), strict=True):
         note.write_text(damage)
     assert plan_texts(rare(), count=1000).name == "guided"
     assert drawn
+
+
+def test_a_function_that_has_changed_under_its_name_gets_another_lookahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the share of the old one would say how often texts of the new one are chosen."""
+    plan = plan_texts(under(Predicate(lambda text: "Italian" in text, "mine")), "guided")
+    refuse_fits(monkeypatch)
+    again = plan_texts(under(Predicate(lambda text: "Italian" in text, "mine")), "guided")
+    assert again.mixing == plan.mixing
+    with pytest.raises(AssertionError, match="a lookahead is fitted"):
+        plan_texts(under(Predicate(lambda text: "river" in text, "mine")), "guided")
+
+
+def test_the_lookahead_of_one_prompt_serves_another_where_it_does_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = plan_texts(rare(), "guided")
+    assert isinstance(first.sampler, sv.Guided)
+    lookahead = first.sampler.lookahead
+    assert lookahead is not None
+    model = sv.LanguageModel.load("bundled", length=8, prompt="Near the old bridge")
+    target = sv.Controlled(model, {Predicate.keyword("excellent"): 1.0})
+    refuse_fits(monkeypatch)
+    monkeypatch.setattr(choice, "SHARED", 0.0)
+    with pytest.raises(AssertionError, match="a lookahead is fitted"):  # worth it for so many texts
+        plan_texts(target, "guided", count=100_000, other=lookahead)
+    monkeypatch.setattr(choice, "FITTED", 1e6)
+    plan = plan_texts(target, "auto", count=100_000, other=lookahead)
+    assert plan.name == "guided", plan.reason
+    assert "its lookahead is that of the first prompt" in (plan.reason or "")
+    assert isinstance(plan.sampler, sv.Guided)
+    assert plan.sampler.lookahead is not None
+    assert plan.sampler.lookahead.identity["prompt"] == "Near the old bridge"
+    monkeypatch.setattr(choice, "SHARED", 1.1)
+    with pytest.raises(AssertionError, match="a lookahead is fitted"):
+        plan_texts(target, "guided", other=lookahead)
 
 
 def test_all_three_are_measured_where_the_lookahead_is_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from exact.test_language_models import FAMILIES, language_model, some_tokens
 from structured_voronoi.cli.ls import SAMPLERS
 from structured_voronoi.contracts import Chains, SoftReading
 from structured_voronoi.run.presets import INEXACT, TEXT_SAMPLERS, plan_texts, text_sampler
-from structured_voronoi.run.texts import closing_line, draw_texts
+from structured_voronoi.run.texts import TextRun, closing_line
 from structured_voronoi.streams import Rng
 from structured_voronoi.targets.tabular import AutoregressiveTable
 from structured_voronoi.verify.claims import cases
@@ -228,7 +228,7 @@ def test_it_does_not_claim_to_be_exact() -> None:
     assert "not exact" in SAMPLERS["COLD"]
     assert [case.claims_exact for case in cases() if case.sampler == "cold"] == [False]
     plan = plan_texts(italian(), "cold")
-    said = closing_line(list(draw_texts(italian(), plan, 2, seed=0)), plan, italian().model)
+    said = closing_line(list(TextRun(italian(), plan, seed=0).draw(2)), plan, italian().model)
     assert plan.sampler == text_sampler("cold")
     assert said.endswith("23 evaluations a text. This sampler is not exact.")
     assert "tries accepted" not in said

@@ -386,6 +386,9 @@ def test_a_sequence_classifier_on_the_decoded_text(tmp_path: Path) -> None:
     with torch.no_grad():
         expected = [model(**tokenizer(text, return_tensors="pt")).logits.log_softmax(-1)[0, 1] for text in texts]
     assert torch.allclose(control.log_prob(tokens, texts).float(), torch.stack(expected), atol=1e-5)
+    empty = control.log_prob(tokens[:3], ["", "a pub", " "])  # as a text that ends at once
+    assert empty.isfinite().all()
+    assert empty[0] == empty[2]
     assert TextClassifier.load(tmp_path / "moods", 1).name == "moods=loud"
     assert parse_control(f"{tmp_path}/moods=odd@2")[0].name == "moods=odd"
     with pytest.raises(sv.SamplingError, match="known: 0, 1, 2, calm, loud, odd"):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import re
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
 import structured_voronoi as sv
 from endings import END, LENGTH, SPELT, STOPS, EndForFree, ListedTexts, PaddingCounted, listed, network, words
+from structured_voronoi import progress
 from structured_voronoi.controls import Predicate
 from structured_voronoi.lookahead.lookahead import untrained
 from structured_voronoi.metrics.text import perplexity
@@ -229,6 +233,15 @@ def test_the_probability_is_that_of_whole_texts() -> None:
     assert found.monte_carlo.low <= truth <= found.monte_carlo.high
 
 
+def test_what_no_proposal_satisfies_has_probability_zero() -> None:
+    problem = bind(sv.Controlled(listed(), {Predicate(lambda text: False, "never"): 1.0}))
+    lookahead = untrained(problem, dict.fromkeys(["never", "the text ends"], "position"), 0.1)
+    found = sv.probability(problem, texts=64, lookahead=lookahead, progress=False)
+    assert (found.value, found.low, found.high, found.trusted) == (0.0, 0.0, 1.0, False)
+    assert found.ending is not None
+    assert str(found).startswith("0 (95 %: 0")
+
+
 def test_particles_estimate_what_ends() -> None:
     """The mean weight of a system is E_p[W]: here the probability that a text ends."""
     target = listed(STOPS[2])
@@ -271,6 +284,25 @@ def test_stop_strings_are_found_across_tokens_and_inside_them() -> None:
     assert how_long(" a family") == 0
 
 
+@pytest.mark.parametrize("how", ["its configuration says so", "by its name", "by its number"])
+def test_a_model_may_have_several_end_tokens(how: str) -> None:
+    """As one for texts and one for turns in a conversation: neither is part of a text."""
+    tokenizer, model = words(), network()
+    tokenizer.add_special_tokens({"unk_token": "c"})
+    if how == "its configuration says so":
+        model = copy.copy(model)
+        model.generation_config = transformers.GenerationConfig(eos_token_id=[END, 3, 99])
+    stop = {"by its name": ["c"], "by its number": 3}.get(how, ())
+    target = sv.LanguageModel(model, tokenizer, length=4, ends="anywhere", stop=stop)
+    row = torch.tensor([[1, 2, 3, END], [1, 3, 2, END], [1, 2, END, END], [1, 1, 1, 3]])
+    assert target.log_prob(row).isfinite().tolist() == [True, False, True, True]
+    assert [target.decode(one) for one in row[[0, 2, 3]]] == ["ab", "ab", "aaa"]
+    assert target.text_lengths(row).tolist()[::2] == [3, 3]
+    drawn = sv.generate(target, n=40, length=4, stop=stop, progress=False).draws
+    assert {text.ended for text in drawn} == {"end"}
+    assert {text.tokens[-1] for text in drawn} == {END, 3}
+
+
 def test_stop_strings_may_be_given_alone_and_ends_in_other_words() -> None:
     assert ListedTexts(stop=("ab",)).stop == ("ab",)
     alone = sv.LanguageModel(network(), words(), length=4, ends="anywhere", stop="ab")
@@ -289,6 +321,8 @@ def test_stop_strings_may_be_given_alone_and_ends_in_other_words() -> None:
         ({"stop": ("",)}, "a stop string is empty"),
         ({"stop": (99,)}, "stop holds 99"),
         ({"stop": (None,)}, "stop holds None"),
+        ({"stop": b"."}, "is no text and no list of texts"),
+        ({"allowed": ["a"]}, "allowed holds 'a', and tokens are the numbers from 0 to 6"),
         ({"stop": (".",), "ends": "never"}, "say 'anywhere'"),
         ({"stop": (".",), "ends": True}, "say 'anywhere'"),
         ({"ends": "any where"}, "ends = 'any where' is unknown; did you mean 'anywhere'"),
@@ -320,6 +354,16 @@ def test_a_length_in_which_no_text_ends_is_refused_with_the_share(
     for target in targets:
         with pytest.raises(sv.SamplingError, match=r"^0 of 2\d\d texts ended within 3 tokens; raise the length"):
             sv.sample(target, sampler, chains=4, draws=1, progress=False)
+
+
+def test_whoever_waits_is_told_how_rarely_texts_end() -> None:
+    notes: list[str] = []
+    shown = progress._SHOWN.set(lambda note="", steps=1: notes.append(note))
+    try:
+        sv.sample(ListedTexts(length=1), sv.Ancestral(), chains=20, draws=1, seed=1, progress=False)
+    finally:
+        progress._SHOWN.reset(shown)
+    assert re.match(r"\d+ of \d+ tries ended within 1 tokens, about \d+ s left", notes[-1])
 
 
 def test_random_starts_are_texts() -> None:

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 
 import structured_voronoi as sv
@@ -98,6 +100,24 @@ def test_automata_match_what_python_matches(expression: str, whole: bool) -> Non
 
 
 @pytest.mark.parametrize(
+    "expression", ["[\U0001f300-\U0001faff]", "[\u0430-\u0a00]x", "\xa0", "[^\x00-\u2000]", "[€-₿]"]
+)
+def test_characters_of_many_bytes_are_told_apart(expression: str) -> None:
+    """Long ranges by their ends, of which some lie in the middle of what a first byte stands for."""
+    automaton, source, seen = compile_pattern(Pattern(expression)), random.Random(0), set()
+    pieces = ["😀", "🌀", "🛺", "\U0001faff", "\U00020000", "ж", "А", "अ", "ਗ", "中", "€", "₿", "…", "\xa0", "a", "x"]
+    for _ in range(2000):
+        text = "".join(source.choice(pieces) for _ in range(source.randint(0, 3)))
+        state = 0
+        for byte in text.encode():
+            state = automaton.step[state, byte]
+        matched = re.search(expression, text) is not None
+        assert bool(automaton.accepting[state]) == matched, text
+        seen.add(matched)
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize(
     "expression",
     [
         r"(?<!ab)b",
@@ -122,6 +142,30 @@ def test_tokens_are_spelt_as_they_decode() -> None:
     text = "Near the café, “The Mill” serves £5 soup."
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert b"".join(spelt[token] for token in ids).decode() == text
+
+
+def spelling(inner: Any, decoder: Any) -> transformers.PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(inner)
+    tokenizer.decoder = decoder
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def test_other_tokenizers_are_spelt_or_left_to_learning() -> None:
+    piece = models.BPE({"▁a": 0, "b": 1, "<0xC3>": 2, "<0xA9>": 3}, [], byte_fallback=True)
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    assert token_bytes(spelling(piece, decoders.Sequence(steps)), 4) == [b" a", b"b", b"\xc3", b"\xa9"]
+    words = models.WordLevel({"pub": 0, "##s": 1, "a": 2}, unk_token="a")
+    for decoder in (decoders.WordPiece(), None):
+        with pytest.raises(CannotCompile, match="does not write texts token by token"):
+            token_bytes(spelling(words, decoder), 3)
+    config = transformers.GPT2Config(vocab_size=3, n_positions=16, n_embd=8, n_layer=1, n_head=1)
+    network = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+    tokenizer = spelling(words, decoders.WordPiece())
+    tokenizer.eos_token = "a"
+    target = sv.Controlled(sv.LanguageModel(network, tokenizer, length=3), {Predicate.keyword("pubs"): 1.0})
+    assert not isinstance(untrained(bind(target), {"keyword=pubs": "token"}, 0.1).heads["keyword=pubs"], PatternHead)
+    with pytest.raises(sv.SamplingError, match=r"cannot be searched for .+; give the number of a token"):
+        sv.LanguageModel(network, tokenizer, length=3, ends="anywhere", stop="pub")
 
 
 BOUNDED = ["words=5..12", "words=..4", "words=3", "words=8..", "words=..0", "characters=20..100", "characters=..30",
@@ -210,6 +254,15 @@ def test_what_is_kept_of_a_text_is_what_the_lookahead_says_of_it() -> None:
     assert redrawn
 
 
+def test_guided_chains_start_from_possible_texts() -> None:
+    target = Listed(small_model(3), CONTROLS["keyword"]())
+    lookahead = untrained(bind(target), {"keyword=pub": "position"}, 0.1)
+    start = torch.cat([target.support()[:1], bind(target).allowed_tokens[:1].expand(1, 3)])
+    assert target.log_prob(start).isfinite().tolist() == [True, False]
+    with pytest.raises(sv.SamplingError, match=r"the start of chain 1, .+ has no finite energy"):
+        sv.sample(target, sv.Guided(lookahead), chains=2, draws=1, start=start, progress=False)
+
+
 def test_a_chain_does_not_depend_on_the_chains_beside_it() -> None:
     target = Listed(small_model(4), CONTROLS["keyword"]())
     lookahead = lookaheads(target, SEED)["trained"]
@@ -292,6 +345,15 @@ def test_labels_and_values_of_a_pattern() -> None:
     assert last[1, other] == 1
 
 
+def test_what_every_text_satisfies_is_certain(recwarn: pytest.WarningsRecorder) -> None:
+    """Nothing is to be learnt of it: its head has no outputs."""
+    target = sv.Controlled(small_model(4), {Predicate.regex("(?s).*"): 1.0})
+    found = sv.probability(target, texts=64, progress=False)
+    assert (found.value, found.low, found.high) == pytest.approx((1.0, 1.0, 1.0), abs=1e-4)
+    assert found.trusted
+    assert not [warning for warning in recwarn if "zero-element" in str(warning.message)]
+
+
 def test_rare_words_are_found_and_their_probability_is_right() -> None:
     """Two words together, against 4,000 plain texts; a word that the pilot never saw is learnt all the same."""
     model = sv.LanguageModel.load("bundled", length=10)
@@ -353,6 +415,11 @@ def test_lookaheads_are_kept_and_only_for_their_target(tmp_path: Path) -> None:
     for sampler in (sv.Guided(lookahead), sv.Refresh(lookahead=lookahead)):
         with pytest.raises(sv.SamplingError, match=r"made for another length \(3, not 4\); fit one"):
             sv.sample(longer, sampler, chains=2, draws=1, progress=False)
+    size = len(target.embeddings)
+    config = transformers.GPT2Config(vocab_size=size, n_positions=16, n_embd=8, n_layer=1, n_head=1)
+    narrow = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+    with pytest.raises(sv.SamplingError, match=r"made for another width \(\d+, not 8\); fit one"):
+        sv.sample(sv.LanguageModel(narrow, target.tokenizer, length=3), sv.Guided(lookahead), 2, 1, progress=False)
 
 
 def damage_settings(folder: Path, settings: str) -> None:
@@ -392,8 +459,11 @@ def test_hopeless_controls_are_refused_before_anything_is_drawn() -> None:
         Lookahead.fit(sv.Controlled(model, {Predicate.keyword("zebra"): 1.0}), texts=8, progress=False)
     with pytest.raises(sv.SamplingError, match="satisfied by none of 8 texts of the model, and it is no pattern"):
         Lookahead.fit(sv.Controlled(model, {Predicate(lambda text: False, "never"): 1.0}), texts=8, progress=False)
+    boundless = sv.Controlled(model, {Predicate(len, kind="log_score"): 1.0})
     with pytest.raises(sv.SamplingError, match="has the bound inf"):
-        sv.probability(sv.Controlled(model, {Predicate(len, kind="log_score"): 1.0}), texts=64, progress=False)
+        sv.probability(boundless, texts=64, progress=False)
+    with pytest.raises(sv.SamplingError, match="has the bound inf"):
+        Lookahead.fit(boundless, texts=8, progress=False)
 
 
 @pytest.mark.parametrize(

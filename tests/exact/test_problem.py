@@ -223,14 +223,14 @@ def test_geometry_is_built_once_for_a_target(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_texts_build_their_geometry_once_and_redraws_none(monkeypatch: pytest.MonkeyPatch) -> None:
     from structured_voronoi.run.presets import plan_texts
-    from structured_voronoi.run.texts import draw_texts
+    from structured_voronoi.run.texts import TextRun
 
     counted, model = Counted(monkeypatch), sv.LanguageModel.load("bundled", length=4, suffix=" pub")
-    list(draw_texts(model, plan_texts(model, "svs+refresh", warmup=0), count=20, seed=0))
+    list(TextRun(model, plan_texts(model, "svs+refresh", warmup=0), seed=0).draw(20))
     assert (counted.cells, counted.spacings) == (1, 1)
     other = sv.LanguageModel.load("bundled", length=4)
     for name in ("refresh", "rejection", "ancestral"):
-        list(draw_texts(other, plan_texts(other, name), count=2, seed=0))
+        list(TextRun(other, plan_texts(other, name), seed=0).draw(2))
     assert counted.cells == 1
 
 

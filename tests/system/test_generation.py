@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import structured_voronoi as sv
+from structured_voronoi.lookahead.lookahead import Lookahead
 from structured_voronoi.models.loading import load_model
 from structured_voronoi.models.prompts import encode_chat, end_of_turn
+from structured_voronoi.run import choice
 from structured_voronoi.run.prompt_files import read_prompts
 from system.commands import svs
 
@@ -19,6 +22,10 @@ TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}<|endoftext|>{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
+
+
+def is_even(text: str) -> bool:
+    return len(text) % 2 == 0
 
 
 def test_texts_come_prompt_by_prompt_and_as_a_table(tmp_path: Path) -> None:
@@ -61,12 +68,52 @@ def test_controls_are_words_or_objects_and_a_loaded_model_keeps_its_prompt() -> 
     assert "river" in listed.texts[0]
 
 
+def test_a_loaded_model_keeps_how_its_texts_end() -> None:
+    stopped = sv.LanguageModel.load("bundled", prompt="Near the", length=40, ends="anywhere", stop=".")
+    found = sv.generate(stopped, n=4, length=40, progress=False).draws
+    assert all(text.text.endswith(".") for text in found if text.ended == "stop")
+    assert "stop" in {text.ended for text in found}
+    filled = sv.LanguageModel.load("bundled", prompt="Near the", length=4, suffix=" pub.")
+    (text,) = sv.generate(filled, n=1, length=4, sampler="refresh", warmup=2, progress=False).draws
+    assert (len(text.tokens), text.ended) == (4, "no")
+
+
+@pytest.mark.parametrize("weight", [None, "2", -1.0])
+def test_a_weight_that_is_none_is_refused(weight: Any) -> None:
+    with pytest.raises(sv.SamplingError, match=r"the weight of keyword=river is .+; give a number ≥ 0"):
+        sv.generate("bundled", controls={"keyword=river": weight}, n=1, progress=False)
+
+
 def test_under_control_every_prompt_is_drawn_from_in_turn() -> None:
     found = sv.generate("bundled", PROMPTS[:2], ["keyword=family"], n=2, length=40, sampler="rejection", progress=False)
     assert len(found.texts) == 4
     assert all("family" in text for text in found.texts)
     assert "prompt 1 of 2" in found.diagnosis
     assert "prompt 2 of 2" in found.diagnosis
+
+
+def test_one_lookahead_serves_several_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And they get the same texts again, from a run that was kept and from a new one."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(choice, "LOOKAHEAD_TEXTS", 128)
+    monkeypatch.setattr(choice, "SHARED", 0.01)
+    fits, fit = [], Lookahead.fit
+
+    def counted(target: Any, *arguments: Any, **settings: Any) -> Lookahead:
+        fits.append(target)
+        return fit(target, *arguments, **settings)
+
+    monkeypatch.setattr(Lookahead, "fit", counted)
+
+    def drawn(**how: Any) -> list[str]:
+        controls = {"keyword=excellent": 1.0, sv.controls.Predicate(is_even, "even"): 1.0}
+        shape: dict[str, Any] = {"ends": "never", "sampler": "guided", "progress": False}
+        return sv.generate("bundled", PROMPTS[:3], controls, n=2, length=8, **shape, **how).texts
+
+    texts = drawn(checkpoint=tmp_path / "run")
+    assert len(fits) == 1
+    assert all("excellent" in text.lower() and is_even(text) for text in texts)
+    assert drawn(checkpoint=tmp_path / "run") == drawn() == texts
 
 
 def test_ancestral_texts_of_many_prompts_are_refused_where_they_are_not_the_truth() -> None:
@@ -115,7 +162,11 @@ def test_files_of_prompts(name: str, content: str, column: str, tmp_path: Path) 
         ("missing.csv", b"id,text\n1,a\n", "no column 'prompt'"),
         ("broken.jsonl", b'{"prompt": "a"}\n{"prompt"\n', "line 2 is no JSON"),
         ("other.jsonl", b'{"text": "a"}\n', "line 1 has no text under 'prompt'"),
-        ("long.txt", b"a\n" + b"a pub " * 400 + b"\n", "prompt 2: prompt (802 tokens)"),
+        (
+            "long.txt",
+            b"a\n" + b"a pub " * 400 + b"\n",
+            "prompt 2, 'a pub a pub a pub a pub a pub a pub a pu': prompt (802 tokens)",
+        ),
     ],
 )
 def test_bad_files_of_prompts_end_in_one_line(name: str, content: bytes, words: str, tmp_path: Path) -> None:

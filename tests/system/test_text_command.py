@@ -22,7 +22,7 @@ from structured_voronoi.models.training import UNFINISHED, Recipe, train_languag
 from structured_voronoi.problem import drawing
 from structured_voronoi.run import choice
 from structured_voronoi.run.presets import TEXT_SAMPLERS, Plan, text_sampler
-from structured_voronoi.run.texts import closing_line, draw_texts
+from structured_voronoi.run.texts import TextRun, closing_line
 from system.commands import svs
 
 SMALL = Recipe(vocabulary=300, width=16, layers=1, heads=2, context=64, batch=8, epochs=1.0)
@@ -228,7 +228,7 @@ class SometimesNaN(sv.LanguageModel):
 def test_a_model_that_yields_nan_stops_nothing_and_is_reported() -> None:
     model = SometimesNaN.load("bundled", length=6)
     plan = Plan("svs", sv.SVS(0.6, dimensions=16, guidance="none"), steps=20, starts_at_truth=False)
-    batches = list(draw_texts(model, plan, count=8, seed=0))
+    batches = list(TextRun(model, plan, seed=0).draw(8))
     assert all(text.tokens[-1] % 2 == 0 for batch in batches for text in batch.texts)
     assert "proposals were impossible" in closing_line(batches, plan, model)
 

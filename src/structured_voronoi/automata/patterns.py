@@ -1,8 +1,9 @@
 """Patterns as automata over bytes, which tokens consist of.
 
 An automaton over characters (structured_voronoi.expressions) is followed byte by byte. Characters beyond ASCII that the
-expression names are told apart by all their bytes; any other is read with its first byte, as what most characters that
-begin with it are: é is a letter and £ is none. A lookahead may be wrong about ª; the draws are right all the same.
+expression names are told apart by all their bytes, and so are those at the ends of its long ranges; any other is read
+as soon as its bytes differ from theirs, as what most characters that begin with these bytes are: é is a letter and £ is
+none. A lookahead may be wrong about ª; the draws are right all the same.
 """
 
 from __future__ import annotations
@@ -82,44 +83,47 @@ class _ByteReader:
         self.characters = characters
         self.start: Place = (characters.start, b"")
         either_case = {case for letter in characters.named for case in (letter, letter.lower(), letter.upper())}
-        self.named = {letter.encode(errors="ignore") for letter in either_case if len(letter) == 1} - {b""}
-        self.beginnings = {spelt[:i] for spelt in self.named for i in range(1, len(spelt))}
-        self.kinds = [self._kinds_of_byte(byte) for byte in range(256)]
+        named = {letter.encode(errors="ignore") for letter in either_case if len(letter) == 1}
+        self.beginnings = {spelt[:i] for spelt in named for i in range(1, len(spelt))}
+        self.kinds: dict[bytes, int] = {}
 
     def advance(self, place: Place, byte: int) -> Place:
         """The place after one more byte; a continuation of a character that has been read changes nothing."""
         state, pending = place
+        is_continuation = 128 <= byte < 192
+        if is_continuation and not pending:
+            return state, b""
+        if pending and not is_continuation:  # a character is broken off
+            state, pending = self.characters.advance(state, self._kinds_of(pending)), b""
         spelt = pending + bytes([byte])
         if spelt in self.beginnings:
             return state, spelt
-        if spelt in self.named:
-            return self.characters.advance(state, self.characters.kinds(spelt.decode())), b""
-        if pending:  # it is another character that begins like one with a name
-            state = self.characters.advance(state, self.kinds[pending[0]])
-        if 128 <= byte < 192:
-            return state, b""
-        if bytes([byte]) in self.beginnings:
-            return state, bytes([byte])
-        return self.characters.advance(state, self.kinds[byte]), b""
+        return self.characters.advance(state, self._kinds_of(spelt)), b""
 
     def accepts(self, place: Place) -> bool:
         """Does a text that ends here match?"""
         return self.characters.accepts(place[0])
 
-    def _kinds_of_byte(self, byte: int) -> int:
-        """The classes of most characters that begin with this byte."""
-        if byte < 128:
-            return self.characters.kinds(chr(byte))
-        return Counter(map(self.characters.kinds, _characters_from(byte))).most_common(1)[0][0]
+    def _kinds_of(self, spelt: bytes) -> int:
+        """The classes of most characters that begin with these bytes."""
+        if spelt not in self.kinds:
+            self.kinds[spelt] = Counter(map(self.characters.kinds, _characters_from(spelt))).most_common(1)[0][0]
+        return self.kinds[spelt]
 
 
-def _characters_from(byte: int) -> list[str]:
-    """Some of the characters that begin with this byte; the sign for no character if none does."""
+def _characters_from(spelt: bytes) -> list[str]:
+    """Some of the characters that begin with these bytes; the sign for no character if none does."""
+    first = spelt[0]
+    if first < 128:
+        return [chr(first)]
     for lowest, own_bits, later_bits in ((240, 3, 18), (224, 4, 12), (192, 5, 6)):
-        if byte >= lowest:
-            begin = (byte & ((1 << own_bits) - 1)) << later_bits
+        if first >= lowest:
+            begin = (first & ((1 << own_bits) - 1)) << later_bits
+            for byte in spelt[1:]:
+                later_bits -= 6
+                begin |= (byte & 63) << later_bits
             codes = range(begin, min(begin + (1 << later_bits), 0x110000), max(1, (1 << later_bits) // EXAMPLES))
-            return [chr(code) for code in codes if chr(code).isprintable()] or [NO_CHARACTER]
+            return [chr(code) for code in codes if len(codes) == 1 or chr(code).isprintable()] or [NO_CHARACTER]
     return [NO_CHARACTER]
 
 

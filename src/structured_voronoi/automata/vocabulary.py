@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import lru_cache
 from typing import Any, Self
 
 import numpy as np
@@ -17,10 +18,18 @@ from structured_voronoi.contracts import Pattern
 from structured_voronoi.errors import SamplingError
 
 SPACE_MARK = "▁"
+CHECKED = 256
+"""Tokens whose spelling is compared with the tokenizer's."""
 
 
+@lru_cache(maxsize=2)
 def token_bytes(tokenizer: Any, size: int) -> list[bytes]:
-    """The bytes that every token adds to a text; none for special tokens and unused numbers."""
+    """The bytes that every token adds to a text; none for special tokens and unused numbers.
+
+    Raises `CannotCompile` where texts are not made that way, as by tokenizers that put spaces between words.
+    """
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise CannotCompile("this tokenizer does not tell how it spells tokens")
     decoder = json.loads(tokenizer.backend_tokenizer.to_str()).get("decoder") or {}
     is_byte_level = "ByteLevel" in json.dumps(decoder)
     letters = _byte_letters()
@@ -36,7 +45,17 @@ def token_bytes(tokenizer: Any, size: int) -> list[bytes]:
             spelt[token] = bytes([int(byte[1], 16)])
         else:
             spelt[token] = word.replace(SPACE_MARK, " ").encode()
+    _check_spelling(tokenizer, spelt)
     return spelt
+
+
+def _check_spelling(tokenizer: Any, spelt: list[bytes]) -> None:
+    """Compare some tokens in a row with what the tokenizer makes of them; it may leave out a space before the first."""
+    whole = [token for token, word in enumerate(spelt) if word and word.decode(errors="ignore").encode() == word]
+    some = whole[:: max(1, len(whole) // CHECKED)]
+    written = str(tokenizer.decode(some, clean_up_tokenization_spaces=False))
+    if written.lstrip(" ") != b"".join(spelt[token] for token in some).decode().lstrip(" "):
+        raise CannotCompile("this tokenizer does not write texts token by token")
 
 
 def _byte_letters() -> dict[str, int]:
@@ -117,8 +136,15 @@ def _token_steps(automaton: Automaton, spelt: list[bytes]) -> Int[ndarray, "stat
     return state
 
 
-def stop_steps(stops: list[str], spelt: list[bytes], length: int) -> Int[ndarray, "state token"]:
+def stop_steps(stops: list[str], tokenizer: Any, allowed: list[bool], length: int) -> Int[ndarray, "state token"]:
     """Where tokens lead while a text is searched for any of these strings; the last state is that of one found."""
+    try:
+        pairs = zip(token_bytes(tokenizer, len(allowed)), allowed, strict=True)
+    except CannotCompile as error:
+        raise SamplingError(
+            f"the stop string {stops[0]!r} cannot be searched for ({error}); give the number of a token instead"
+        ) from error
+    spelt = [word if is_allowed else b"" for word, is_allowed in pairs]
     for stop in stops:
         if not _can_be_found(_search_steps([stop], spelt), length):
             raise SamplingError(

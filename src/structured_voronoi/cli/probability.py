@@ -60,7 +60,7 @@ def probability(
     Where texts end anywhere, it is that of the controls given that a text ends within --length.
 
     The texts are drawn by proposals that have learnt what is asked for, and weighed, so that the estimate is unbiased.
-    What was learnt is kept in the user's cache; `svs sample` uses it, too.
+    What was learnt is kept in the user's cache: another seed, or as many texts again, need not learn it anew.
 
     Example: svs probability --control keyword=Italian --control keyword=river --prompt "Near the"
     """

@@ -68,8 +68,13 @@ class TextClassifier:
 
     @torch.no_grad()
     def log_prob(self, tokens: Int[Tensor, "chain n"], texts: list[str]) -> Float[Tensor, " chain"]:
-        """Texts of the same length go together, so that nothing is padded and no text's score depends on the others."""
-        rows: list[list[int]] = self.tokenizer(texts, truncation=True)["input_ids"]
+        """Texts of the same length go together, so that nothing is padded and no text's score depends on the others.
+
+        Of an empty text some tokenizers make no token at all; the classifier reads the one that begins or ends a text.
+        """
+        known = (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id, self.tokenizer.pad_token_id)
+        blank = next((token for token in known if token is not None), 0)
+        rows: list[list[int]] = [row or [blank] for row in self.tokenizer(texts, truncation=True)["input_ids"]]
         log_prob = torch.empty(len(texts), dtype=torch.float64)
         for length in sorted({len(row) for row in rows}):
             positions = [position for position, row in enumerate(rows) if len(row) == length]

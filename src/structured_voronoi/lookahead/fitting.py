@@ -63,6 +63,7 @@ class Pilot(NamedTuple):
 def fit_lookahead(problem: Problem, texts: int, seed: int, progress: bool, seconds: float | None = None) -> Lookahead:
     """Heads of every size, trained on one pilot; the best size and δ are refined in rounds of their own draws."""
     check_count(texts=texts)
+    log_bound(problem)  # without one nothing says what is good
     deadline = math.inf
     if seconds is not None:
         check_positive(seconds=seconds)
@@ -137,7 +138,7 @@ def draw_pilot(problem: Problem, lookahead: Lookahead, texts: int, seed: int, ti
         labels = [
             _dense_labels(head, probabilities)
             if isinstance(head, PatternHead)
-            else factors[name].exp().nan_to_num(0.0).float()[:, None, None].expand(-1, problem.length, 1)
+            else factors[name].exp().nan_to_num(0.0).clamp(max=1.0).float()[:, None, None].expand(-1, problem.length, 1)
             for name, head in lookahead.heads.items()
         ]
         if tick is not None:

@@ -41,11 +41,9 @@ class Reader(nn.Module):
         self.size, self.outputs, rank = size, outputs, coordinates.shape[1]
         self.register_buffer("coordinates", coordinates)
         self.bias = nn.Parameter(torch.zeros(length, outputs))
-        self.level = nn.Linear(width, outputs, bias=False)
-        self.slope = nn.Linear(width, outputs * rank, bias=False)
         self.slope_bias = nn.Parameter(torch.zeros(length, outputs, rank))
-        for layer in (self.level, self.slope):
-            nn.init.zeros_(layer.weight)
+        self.level = nn.Parameter(torch.zeros(outputs, width))
+        self.slope = nn.Parameter(torch.zeros(outputs * rank, width))
 
     def parts(
         self, hidden: Float[Tensor, "row d"], position: Int[Tensor, " row"]
@@ -54,10 +52,11 @@ class Reader(nn.Module):
         level = self.bias[position]
         if self.size == "position":
             return level, None
-        level = level + self.level(hidden)
+        level = level + nn.functional.linear(hidden, self.level)
         if self.size == "hidden":
             return level, None
-        return level, self.slope(hidden).view(len(hidden), self.outputs, -1) + self.slope_bias[position]
+        slope = nn.functional.linear(hidden, self.slope).view(len(hidden), *self.slope_bias.shape[1:])
+        return level, slope + self.slope_bias[position]
 
     def at_token(self, hidden: Tensor, position: Tensor, token: Int[Tensor, " row"]) -> Float[Tensor, "row output"]:
         """The logits for one token of each row: what is trained."""

@@ -68,6 +68,14 @@ class Proposal(NamedTuple):
         return torch.where(weight.isfinite(), weight, -torch.inf)
 
 
+class Reading(NamedTuple):
+    """What a head looked at, and what it makes of it."""
+
+    features: Float[Tensor, "row d"]
+    value: Float[Tensor, "row token"]
+    """ψ of every token."""
+
+
 class Weighed(NamedTuple):
     """The next token as a lookahead sees it: the proposal is q = p value / expected."""
 
@@ -120,6 +128,13 @@ class Lookahead:
         from structured_voronoi.lookahead.fitting import fit_lookahead
 
         return fit_lookahead(bind(target), texts, seed, progress, seconds)
+
+    def adopted(self, problem: Problem) -> Lookahead:
+        """The same for a target with the same factors, as after another prompt; it may serve there less well."""
+        made = untrained(problem, {name: head.reader.size for name, head in self.heads.items()}, self.delta)
+        for name, head in made.heads.items():
+            head.reader.load_state_dict(self.heads[name].reader.state_dict())
+        return made
 
     def propose(
         self, problem: Problem, tokens: Int[Tensor, "row n"], start: int, levels: Float[Tensor, "row count"]
@@ -178,34 +193,35 @@ class Lookahead:
             return Weighed.of(log_probs, widened(torch.ones_like(log_probs)))
         some = {name: state[going] for name, state in states.items()}
         features = hidden_features(problem, None if hidden is None else hidden[going], len(going))
-        weighed = self.combine(log_probs[going], list(self.values(problem, some, n, features).values()))
+        weighed = self.combine(log_probs[going], self.read(problem, some, n, features))
         value = widened(torch.ones_like(log_probs))
         value[going] = weighed.value
         expected = value.new_ones(len(value))
         expected[going] = weighed.expected
         return Weighed(log_probs, value, expected)
 
-    def values(
+    def read(
         self, problem: Problem, states: dict[str, Tensor], n: int, hidden: Float[Tensor, "row d"]
-    ) -> dict[str, Float[Tensor, "row token"]]:
-        """ψ_k of every head for every token at position ``n``."""
-        return {
-            name: head.value(states[name], head.features(states[name], hidden), n, problem.length)
-            for name, head in self.heads.items()
-        }
+    ) -> list[Reading]:
+        """What every head says of every token at position ``n``."""
+        readings = []
+        for name, head in self.heads.items():
+            features = head.features(states[name], hidden)
+            readings.append(Reading(features, head.value(states[name], features, n, problem.length)))
+        return readings
 
-    def combine(self, log_probs: Float[Tensor, "row token"], values: list[Float[Tensor, "row token"]]) -> Weighed:
+    def combine(self, log_probs: Float[Tensor, "row token"], readings: list[Reading]) -> Weighed:
         """The proposal that the model's probabilities and the heads' values make together."""
         p, value = log_probs.exp(), widened(torch.ones_like(log_probs))
-        for factor in values:
-            value = value * factor
+        for reading in readings:
+            value = value * reading.value
         value = value.pow(POWER)
         expected = (p * value).sum(-1, keepdim=True)
         return Weighed.of(log_probs, torch.where(expected > 0, value + self.delta * expected, 1.0))
 
     def check_fits(self, problem: Problem) -> None:
-        """Refuse a target of another vocabulary or length, of whose texts this cannot say anything."""
-        for name, value in (("vocabulary", len(problem.embeddings)), ("length", problem.length)):
+        """Refuse a target of another size, of whose texts this cannot say anything."""
+        for name, value in sizes_of(problem).items():
             made_for = self.identity.get(name)
             if made_for != value:
                 raise SamplingError(
@@ -259,13 +275,10 @@ class Lookahead:
 def untrained(problem: Problem, sizes: dict[str, Size], delta: float, seed: int | None = None) -> Lookahead:
     """Heads that know the patterns but have learnt nothing; with a seed, random ones."""
     check_autoregressive(problem, "a lookahead")
-    coordinates, spelt = token_coordinates(problem.embeddings), None
+    coordinates = token_coordinates(problem.embeddings)
     heads: dict[str, Head] = {}
     for name, size in sizes.items():
-        automaton = None
-        if name in problem.patterns:
-            spelt = token_bytes(problem.tokenizer, len(problem.embeddings)) if spelt is None else spelt
-            automaton = token_automaton(problem, name, spelt)
+        automaton = token_automaton(problem, name) if name in problem.patterns else None
         outputs = 1 if automaton is None else len(automaton.live)
         width = feature_width(problem) + (size == "prefix" and automaton is None)
         reader = Reader(width, problem.length, outputs, coordinates, size).to(problem.device)
@@ -292,14 +305,14 @@ def prefix_reader(problem: Problem, name: str) -> Read | None:
     return read
 
 
-def token_automaton(problem: Problem, name: str, spelt: list[bytes]) -> TokenAutomaton | None:
+def token_automaton(problem: Problem, name: str) -> TokenAutomaton | None:
     """The automaton of a factor over this vocabulary; None where it has none, an error where no text can match."""
     pattern = problem.patterns[name]
     if not isinstance(pattern, Pattern):
         made: TokenAutomaton = pattern.automaton(problem.length)
         return made
     try:
-        automaton = compile_pattern(pattern)
+        automaton, spelt = compile_pattern(pattern), token_bytes(problem.tokenizer, len(problem.embeddings))
     except CannotCompile:
         return None
     allowed = problem.allowed
@@ -315,9 +328,8 @@ def token_automaton(problem: Problem, name: str, spelt: list[bytes]) -> TokenAut
 
 def check_patterns(problem: Problem) -> None:
     """Refuse a target whose patterns no text of its length can match, before anything is drawn."""
-    spelt = token_bytes(problem.tokenizer, len(problem.embeddings))
     for name in problem.patterns:
-        token_automaton(problem, name, spelt)
+        token_automaton(problem, name)
 
 
 def factor_names(problem: Problem) -> list[str]:
@@ -368,8 +380,7 @@ def identify(problem: Problem) -> dict[str, Any]:
     factors = problem.log_factors(rows) if problem.log_factors is not None else {}
     likely = token_log_probs(problem, rows).sum(-1) if problem.is_autoregressive else rows[:0, 0]
     return {
-        "vocabulary": len(table),
-        "length": problem.length,
+        **sizes_of(problem),
         "prompt": str(getattr(problem, "prompt", "")),
         "system message": str(getattr(problem, "system", "")),
         "stop": [str(stop) for stop in getattr(problem, "stop", ())],
@@ -377,6 +388,11 @@ def identify(problem: Problem) -> dict[str, Any]:
         "model": [f"{value:.3g}" for value in (*table[:: max(1, len(table) // 7), 0][:8], *likely.tolist())],
         "scores": {name: [f"{value:.3g}" for value in scores.tolist()] for name, scores in sorted(factors.items())},
     }
+
+
+def sizes_of(problem: Problem) -> dict[str, int]:
+    """What a lookahead must share with a target to be used on it at all."""
+    return {"vocabulary": len(problem.embeddings), "length": problem.length, "width": feature_width(problem)}
 
 
 def few_texts(problem: Problem) -> Int[Tensor, "row n"]:

@@ -86,22 +86,17 @@ def draw_round(problem: Problem, lookahead: Lookahead, texts: int, rng: Rng) -> 
         blank = problem.allowed_tokens[:1].expand(levels.shape).clone()
         states = {name: head.begin(blank[:, :0]) for name, head in lookahead.heads.items()}
         log_q = widened(torch.zeros(levels.shape, device=levels.device))
-        features: list[list[Tensor]] = [[] for _ in heads]
-        outputs: list[list[Tensor]] = [[] for _ in heads]
-        expected: list[list[Tensor]] = [[] for _ in heads]
+        features, outputs, expected = ([list[Tensor]() for _ in heads] for _ in range(3))
 
         def choose(n: int, log_probs: Tensor, hidden: Tensor | None) -> Tensor:
-            read = hidden_features(problem, hidden, len(log_probs))
-            p, values = log_probs.softmax(-1), []
-            for k, (name, head) in enumerate(lookahead.heads.items()):
-                features[k].append(head.features(states[name], read))
-                values.append(head.value(states[name], features[k][-1], n, problem.length))
-                expected[k].append((p * values[k]).sum(-1))
-            weighed = lookahead.combine(log_probs, values)
+            readings = lookahead.read(problem, states, n, hidden_features(problem, hidden, len(log_probs)))
+            weighed, p = lookahead.combine(log_probs, readings), log_probs.softmax(-1)
             token = weighed.draw(levels[:, n])
             log_q[:, n] = weighed.log_q(token)
             for k, (name, head) in enumerate(lookahead.heads.items()):
                 states[name] = head.advance(states[name], token)
+                features[k].append(readings[k].features)
+                expected[k].append((p * readings[k].value).sum(-1))
                 outputs[k].append(head.output_after(states[name]))
             return token
 

@@ -242,6 +242,15 @@ def checked_start(problem: Problem, start: Int[Tensor, "chain n"], chains: int) 
     return start
 
 
+def refuse_impossible_start(tokens: Int[Tensor, "chain n"], possible: Bool[Tensor, " chain"]) -> None:
+    """Refuse tokens to start from that the target holds to be impossible."""
+    for chain in (~possible).nonzero().squeeze(-1).tolist()[:1]:
+        raise SamplingError(
+            f"the start of chain {chain}, tokens {tokens[chain].tolist()}, has no finite energy; "
+            "start from a state with positive probability"
+        )
+
+
 def forgettable_start(problem: Problem, rng: Rng, start: Start) -> Int[Tensor, "chain n"]:
     """Tokens for samplers that draw each text anew: the given ones, or the first allowed token everywhere."""
     if isinstance(start, Tensor):
@@ -257,12 +266,7 @@ def find_start(
     if isinstance(start, Tensor):
         tokens = checked_start(problem, start, len(rng))
         first = problem.evaluate(tokens, guidance)
-        if not first.possible.all():
-            chain = int((~first.possible).nonzero()[0, 0])
-            raise SamplingError(
-                f"the start of chain {chain}, tokens {tokens[chain].tolist()}, has no finite energy; "
-                "start from a state with positive probability"
-            )
+        refuse_impossible_start(tokens, first.possible)
         return tokens, first
     _check_start_word(problem, start, len(rng))
     rng = rng.fork("start")  # retries of one chain must not shift the random numbers of another
@@ -316,6 +320,12 @@ def count_ended(problem: Problem, tokens: Int[Tensor, "row n"]) -> int:
 def seconds_of_work() -> float:
     """Seconds that this process has computed, not those that it waited for others."""
     return process_time() / torch.get_num_threads()
+
+
+def show_tries(found: int, wanted: int, tries: int, seconds: float, word: str = "accepted") -> None:
+    """What a person who waits wants to know: how rare texts are that will do, and when there will be enough."""
+    left = f", about {seconds * (wanted - found) / found:.0f} s left" if found else ""
+    show_note(f"{found} of {tries:,} tries {word}{left}")
 
 
 def refuse_endless(problem: Problem, tries: int, ended: int, began: float) -> None:

@@ -10,7 +10,8 @@ Tries come first. A lookahead is fitted only if rejection would take longer for 
 in the user's cache; one that is there already costs nothing. Once it is fitted its seconds are spent, so that only
 those of the draws are compared. svs+refresh is nearly always the slowest and is timed only where the others look bad.
 The pilot's own texts are not given out as draws: how many there are depends on what they are. What it found is kept
-with the lookahead, so that the next run begins to draw at once.
+with the lookahead, so that the next run begins to draw at once. Where there are several prompts, the lookahead of the
+first serves those after which its draws are worth enough; texts are exact with any.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from torch import Tensor
 
 from structured_voronoi.contracts import Chains, tune
 from structured_voronoi.errors import NoBoundError, NoStartError, SamplingError
-from structured_voronoi.lookahead.kept import LONGEST, kept_folder, kept_lookahead
+from structured_voronoi.lookahead.kept import LONGEST, is_kept, kept_folder, kept_lookahead
 from structured_voronoi.lookahead.lookahead import Lookahead
 from structured_voronoi.lookahead.rounds import share_of
 from structured_voronoi.problem.drawing import ENDLESS, ancestral_draw, count_ended, log_bound, refuse_endless
@@ -46,6 +47,8 @@ from structured_voronoi.streams import Rng
 
 LOOKAHEAD_TEXTS, LOOKAHEAD_SEED = 2048, 0
 """Of the pilot that a lookahead learns from; its seed is not the run's, so that runs with other seeds find it kept."""
+FITTED = 2.5
+"""Texts that fitting a lookahead draws for each of those that it learns from."""
 TRAINING_SECONDS = 15.0
 """Of a lookahead, besides its texts; a rough guess, to see whether rejection would be done sooner."""
 CHECKED, WAVE, LEAST_SECONDS = 128, 32, 10.0
@@ -57,6 +60,8 @@ PILOT_CHAINS, PILOT_STEPS = 8, 2
 """Of the pilot of svs+refresh."""
 UNSURE, MOST_CHECKED = 4.0, 512
 """With fewer effective texts a check of a lookahead says little: more are drawn, and svs+refresh is tried, too."""
+SHARED = 0.1
+"""The effective share that the lookahead of one prompt must have after another to be used there."""
 LEFTOVER = 0.01
 """The share of guided texts that may still depend on their start."""
 LEAST_CHOICES, MOST_CHOICES = 3, 100
@@ -94,10 +99,11 @@ class Draws(NamedTuple):
 
 
 class Guide(NamedTuple):
-    """A lookahead, the seconds that fitting or loading it took, and draws by which it is judged."""
+    """A lookahead, where it comes from, and draws by which it is judged."""
 
     lookahead: Lookahead
-    fitting: float
+    origin: str
+    """What it is, in words."""
     draws: Draws
 
     @property
@@ -128,9 +134,19 @@ class Choice(NamedTuple):
 
 
 def choose_sampler(
-    problem: Problem, count: int, scale: Scale, warmup: int | None, thin: int, seed: int, progress: bool
+    problem: Problem,
+    count: int,
+    scale: Scale,
+    warmup: int | None,
+    thin: int,
+    seed: int,
+    progress: bool,
+    other: Lookahead | None = None,
 ) -> Choice:
-    """The sampler that will have drawn ``count`` texts soonest; an error where none can draw any."""
+    """The sampler that will have drawn ``count`` texts soonest; an error where none can draw any.
+
+    The lookahead of an ``other`` prompt is tried before one is fitted for this one.
+    """
     if not problem.is_autoregressive or problem.temperature != 1.0:
         return Choice("svs", "svs, because the tokens of this target cannot be redrawn")
     if problem.normalised:
@@ -138,13 +154,13 @@ def choose_sampler(
     try:
         log_bound(problem)
         home = kept_folder(problem, LOOKAHEAD_TEXTS, LOOKAHEAD_SEED)
-        kept = home.is_dir()
-        tries = _noted(home, "tries") or _draw_tries(problem, seed, not kept, progress)
+        kept = is_kept(problem, home)
+        tries = _noted(home, "tries") or _draw_tries(problem, seed, not kept and other is None, progress)
     except NoBoundError as error:
         return Choice("svs+refresh", f"svs+refresh, because {_cause(error)}")
 
     fitting = _fitting_seconds(tries)
-    saved = tries.seconds * (_over(1, tries.mean) - math.prod(guided_moves(1.0)))  # by the best of lookaheads
+    saved = tries.seconds * (_over(1, tries.mean) - _evaluations(1.0))  # by the best of lookaheads
     if not kept and count * saved <= fitting:
         seconds = tries.seconds / tries.mean
         cost = f"{seconds:.2g} s a text, {tries.mean:.2g} of tries accepted"
@@ -153,9 +169,9 @@ def choose_sampler(
 
     guide, offers = None, {}
     try:
-        guide = _make_guide(problem, home, seed, progress)
+        guide = _make_guide(problem, home, count, other, seed, progress)
         _note(home, "tries", tries)
-        offers["guided"] = _offer_of_guided(guide, warmup, thin, kept)
+        offers["guided"] = _offer_of_guided(guide, warmup, thin)
     except SamplingError as error:
         offers["guided"] = Offer(math.inf, _cause(error))
     accepted = max([tries, guide.draws] if guide else [tries], key=lambda draws: draws.effective).mean
@@ -184,10 +200,9 @@ def _refuse_endless_texts(problem: Problem, seed: int) -> None:
         refuse_endless(problem, ENDLESS, count_ended(problem, texts), -math.inf)
 
 
-def _offer_of_guided(guide: Guide, warmup: int | None, thin: int, kept: bool) -> Offer:
+def _offer_of_guided(guide: Guide, warmup: int | None, thin: int) -> Offer:
     tries, choices = guided_moves(guide.draws.share)
-    spent = "its lookahead was kept" if kept else f"its lookahead took {guide.fitting:.1f} s and is kept"
-    said = f"effective share {guide.draws.share:.2g}; {spent}"
+    said = f"effective share {guide.draws.share:.2g}; its lookahead {guide.origin}"
     steps = total_steps(warmup, thin, choices - 2)
     return Offer(guide.draws.seconds * tries * (steps + 1) if guide.draws.share else math.inf, said)
 
@@ -232,11 +247,19 @@ class GuidedPlan(NamedTuple):
 
 
 def plan_guided(
-    problem: Problem, guide: Guide | None, warmup: int | None, thin: int, seed: int, progress: bool
+    problem: Problem,
+    guide: Guide | None,
+    count: int,
+    warmup: int | None,
+    thin: int,
+    seed: int,
+    progress: bool,
+    other: Lookahead | None = None,
 ) -> GuidedPlan:
     """Guided sampling with as many tries and steps as its lookahead needs; one is made if none is given."""
     if guide is None:
-        guide = _make_guide(problem, kept_folder(problem, LOOKAHEAD_TEXTS, LOOKAHEAD_SEED), seed, progress)
+        home = kept_folder(problem, LOOKAHEAD_TEXTS, LOOKAHEAD_SEED)
+        guide = _make_guide(problem, home, count, other, seed, progress)
     share = guide.draws.share
     tries, choices = guided_moves(share)
     steps = total_steps(warmup, thin, choices - 2)
@@ -245,13 +268,39 @@ def plan_guided(
     return GuidedPlan(Guided(guide.lookahead, tries), steps, mixing)
 
 
-def _make_guide(problem: Problem, home: Path, seed: int, progress: bool) -> Guide:
-    """The lookahead of the cache, or a new one that is put there, and draws of it, which are noted there, too."""
-    bound, began = log_bound(problem), perf_counter()
+def _make_guide(problem: Problem, home: Path, count: int, other: Lookahead | None, seed: int, progress: bool) -> Guide:
+    """The lookahead of the cache, or that of another prompt if it will do, or a new one that is put into the cache.
+
+    Draws of the first and the last are noted there, too.
+    """
+    log_bound(problem)
+    kept = is_kept(problem, home)
+    if not kept and other is not None:
+        lookahead = other.adopted(problem)
+        draws = _draw_guided(problem, lookahead, seed)
+        if (
+            draws.share >= SHARED
+            and count * (_evaluations(draws.share) - _evaluations(1.0)) <= FITTED * LOOKAHEAD_TEXTS
+        ):
+            return Guide(lookahead, "is that of the first prompt", draws)
+    began = perf_counter()
     lookahead = kept_lookahead(problem, LOOKAHEAD_TEXTS, LOOKAHEAD_SEED, progress)
-    fitting, draws = perf_counter() - began, _noted(home, "guided")
-    if draws is not None:
-        return Guide(lookahead, fitting, draws)
+    origin = "was kept" if kept else f"took {perf_counter() - began:.1f} s and is kept"
+    noted = _noted(home, "guided")
+    draws = noted or _draw_guided(problem, lookahead, seed)
+    if noted is None:
+        _note(home, "guided", draws)
+    return Guide(lookahead, origin, draws)
+
+
+def _evaluations(share: float) -> int:
+    """Of a guided text."""
+    return math.prod(guided_moves(share))
+
+
+def _draw_guided(problem: Problem, lookahead: Lookahead, seed: int) -> Draws:
+    """Draws of a lookahead: more and more, if they are worth little."""
+    bound = log_bound(problem)
 
     def weigh(rng: Rng) -> Tensor:
         return lookahead.draw(problem, rng.uniform(problem.length)).log_weight - bound
@@ -261,8 +310,7 @@ def _make_guide(problem: Problem, home: Path, seed: int, progress: bool) -> Guid
         draws.texts < CHECKED or (draws.effective < UNSURE and draws.texts < MOST_CHECKED)
     ):
         draws = draws.joined(_draw_in_waves(problem, weigh, range(draws.texts, 2 * draws.texts), seed))
-    _note(home, "guided", draws)
-    return Guide(lookahead, fitting, draws)
+    return draws
 
 
 def _note(home: Path, name: str, draws: Draws) -> None:
@@ -304,7 +352,7 @@ def _draw_tries(problem: Problem, seed: int, may_fit: bool, progress: bool) -> D
 
 def _fitting_seconds(tries: Draws) -> float:
     """Of a lookahead, guessed from the speed of tries: candidates and rounds draw half as many texts again and more."""
-    return min(2.5 * tries.seconds * LOOKAHEAD_TEXTS + TRAINING_SECONDS, LONGEST)
+    return min(FITTED * tries.seconds * LOOKAHEAD_TEXTS + TRAINING_SECONDS, LONGEST)
 
 
 def _draw_in_waves(problem: Problem, weigh: Callable[[Rng], Tensor], numbers: range, seed: int) -> Draws:

@@ -33,11 +33,11 @@ from structured_voronoi.run.presets import (
 from structured_voronoi.run.texts import (
     Batch,
     Text,
+    TextRun,
     Watcher,
     closing_line,
     closing_warnings,
     draw_for_prompts,
-    draw_texts,
 )
 from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.ending import Ends
@@ -185,7 +185,7 @@ def read_controls(
             from structured_voronoi.controls.parsing import parse_control
 
             control, written = parse_control(control, device)
-            weight = weight * written
+            weight = weight * written if isinstance(weight, int | float) else weight  # which `Controlled` refuses
         with user_code(f"the control {type(control).__name__}", "mend it, or leave it out"):
             _check_control(control, found)
             found[control] = weight
@@ -251,7 +251,7 @@ def _draw(
     watcher: Watcher | None,
 ) -> Iterator[Batch]:
     """The texts, prompt by prompt or for many prompts together; what was kept comes from there."""
-    plan = plan_prompt(request, targets[0], kept, 0)
+    plan = first_plan = plan_prompt(request, targets[0], kept, 0)
     if plan.reason:
         say(plan.reason)
     together = plan.name == "ancestral" and len(models) > 1 and models[0].normalised and not request.controls
@@ -272,13 +272,13 @@ def _draw(
         return
     for number, (target, model) in enumerate(zip(targets, models, strict=True)):
         if number:
-            plan = plan_prompt(request, target, kept, number)
+            plan = plan_prompt(request, target, kept, number, first_plan)
         if watcher is not None:
             watcher.planned(target, plan)
         first, batches, label = number * request.n, [], f"prompt {number + 1} of {len(models)}: "
         label = label if len(models) > 1 else ""
-        asked = (request.n, request.seed, request.start, progress)
-        for batch in draw_texts(target, plan, *asked, first, label, kept, watcher):
+        run = TextRun(target, plan, request.seed, request.start, kept, watcher)
+        for batch in run.draw(request.n, progress, first, label):
             batches.append(batch)
             yield batch
         conclude(f"{label}{closing_line(batches, plan, model)}")
@@ -299,8 +299,17 @@ def _check_prompts(prompts: Sequence[str] | None) -> None:
             raise SamplingError(f"prompt {number} is {prompt!r} and no text; give texts")
 
 
-def plan_prompt(request: Request, target: LanguageModel | Controlled, kept: Checkpoint | None, number: int) -> Plan:
-    """How the texts of one prompt are drawn; decided once, as `auto` goes by the time that a pilot takes."""
+def plan_prompt(
+    request: Request,
+    target: LanguageModel | Controlled,
+    kept: Checkpoint | None,
+    number: int,
+    first: Plan | None = None,
+) -> Plan:
+    """How the texts of one prompt are drawn; decided once, as `auto` goes by the time that a pilot takes.
+
+    A lookahead of the plan of the first prompt may serve the others.
+    """
     problem = bind(target)
 
     def make() -> Plan:
@@ -315,6 +324,7 @@ def plan_prompt(request: Request, target: LanguageModel | Controlled, kept: Chec
             seed=request.seed,
             progress=request.progress,
             patience=request.patience,
+            other=None if first is None else getattr(first.sampler, "lookahead", None),
         )
 
     return make() if kept is None else kept.plan(f"plan-{number:06}", problem, request.scale, make)
@@ -337,10 +347,7 @@ def _described(request: Request, model: LanguageModel) -> dict[str, Any]:
 
 def _models_of(request: Request) -> list[LanguageModel]:
     """The language model after every prompt; the network is loaded once."""
-    prompts = [""] if request.prompts is None else list(request.prompts)
-    ends = request.ends if request.ends is not None else "never" if request.suffix else "anywhere"
-    shape: dict[str, Any] = {"length": request.length, "suffix": request.suffix, "ends": ends, "stop": request.stop}
-    shape |= {"chat": request.chat, "system": request.system}
+    prompts, shape = [""] if request.prompts is None else list(request.prompts), _shape_of(request)
     models: list[LanguageModel] = []
     for number, prompt in enumerate(prompts):
         try:
@@ -350,6 +357,7 @@ def _models_of(request: Request) -> list[LanguageModel]:
                 own = request.model
                 prompt = own.prompt if request.prompts is None else prompt
                 model = LanguageModel(own.model, own.tokenizer, prompt, memory=own.memory, allowed=own.asked, **shape)
+                model.origin = own.origin
             else:
                 model = LanguageModel.load(
                     request.model, prompt=prompt, device=request.device, dtype=request.dtype, **shape
@@ -357,6 +365,24 @@ def _models_of(request: Request) -> list[LanguageModel]:
         except SamplingError as error:
             if len(prompts) == 1:
                 raise
-            raise type(error)(f"prompt {number + 1}: {error}") from error
+            raise type(error)(f"prompt {number + 1}, {prompt[:40]!r}: {error}") from error
         models.append(model)
     return models
+
+
+def _shape_of(request: Request) -> dict[str, Any]:
+    """What texts are like; a loaded model keeps its suffix, stops and conversation where the request has none."""
+    shape: dict[str, Any] = {
+        "suffix": request.suffix,
+        "stop": request.stop,
+        "chat": request.chat,
+        "system": request.system,
+    }
+    ends, own = request.ends, request.model
+    if isinstance(own, LanguageModel):
+        kept = {"suffix": own.suffix, "stop": own.stop, "chat": own.is_chat, "system": own.system}
+        shape = {name: value or kept[name] for name, value in shape.items()}
+        ends = own.ends if ends is None and own.ends == "at length" else ends
+    if ends is None:
+        ends = "never" if shape["suffix"] else "anywhere"
+    return {**shape, "ends": ends, "length": request.length}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from structured_voronoi.contracts import Sampler, Start, Target
+    from structured_voronoi.lookahead.lookahead import Lookahead
     from structured_voronoi.problem.problem import Problem
 
 TEXT_SCALE = 0.22
@@ -150,8 +151,11 @@ def plan_texts(
     seed: int = 0,
     progress: bool = False,
     patience: float | None = DEFAULT_PATIENCE,
+    other: Lookahead | None = None,
 ) -> Plan:
     """Which sampler, with which settings, and how many steps for each of ``count`` texts.
+
+    The lookahead of an ``other`` prompt serves this one, too, if it does so well enough; texts are exact with any.
 
     Without a given ``warmup`` there is none where draws are independent or chains start at the truth; guided chains
     have as many steps as follow from a pilot (`guided_moves`), all others 100.
@@ -168,7 +172,7 @@ def plan_texts(
     if name == "auto":
         from structured_voronoi.run.choice import choose_sampler
 
-        name, reason, guide, seconds = choose_sampler(problem, count, scale, warmup, thin, seed, progress)
+        name, reason, guide, seconds = choose_sampler(problem, count, scale, warmup, thin, seed, progress, other)
         patience = patience and max(patience, PATIENT * seconds)  # what was chosen because it is slow may be slow
     draws_truth = problem.normalised and problem.is_autoregressive and not problem.masks
     starts_at_truth = draws_truth and start in (None, "ancestral") and name not in INEXACT
@@ -177,7 +181,7 @@ def plan_texts(
     if name == "guided":
         from structured_voronoi.run.choice import plan_guided
 
-        guided, steps, mixing = plan_guided(problem, guide, warmup, thin, seed, progress)
+        guided, steps, mixing = plan_guided(problem, guide, count, warmup, thin, seed, progress, other)
         return Plan(name, guided, steps, starts_at_truth, reason, mixing)
     unread: list[str] = getattr(problem, "not_softly_read", []) if name == "cold" else []
     if unread:

@@ -177,7 +177,7 @@ def probability(
 
 
 def _fit(problem: Problem, pilot: int, seed: int, keep: bool, progress: bool) -> Lookahead:
-    """A lookahead for the target; one that is kept has the seed of `svs sample`, which finds it there."""
+    """A lookahead for the target; one that is kept has a seed of its own, so that runs with any seed find it."""
     if keep:
         return kept_lookahead(problem, pilot, 0, progress)
     return Lookahead.fit(problem, texts=pilot, seed=seed, progress=progress)
@@ -266,6 +266,8 @@ def _given_the_end(blocks: Blocks, found: Probability, texts: int) -> Probabilit
     if not ended:
         refuse_endless(blocks.problem, texts, ended, -math.inf)
     share = wilson(ended, texts)
+    if found.log10_value == -math.inf:
+        return replace(found, ending=share, plain=texts)
     relative = math.hypot(found.relative_error, math.sqrt((1 - share.mean) / ended))
     log_value = found.log10_value * math.log(10) - math.log(share.mean)
     low, value, high = (math.exp(log_value + z * relative) for z in (-1.96, 0.0, 1.96))

@@ -13,9 +13,9 @@ from structured_voronoi.run.generation import Request, make_targets, plan_prompt
 from structured_voronoi.run.presets import Plan
 from structured_voronoi.run.spread import SpreadCheckpoint, Task, Ticked, check_same, task_checkpoint, tick_to
 from structured_voronoi.run.texts import (
+    TextRun,
     batches_of_chains,
     batches_of_prompts,
-    draw_batch,
     draw_together,
     name_of_batch,
     name_of_place,
@@ -29,6 +29,8 @@ class ToPlan(NamedTuple):
     """How the texts of a prompt are to be drawn has to be found out."""
 
     prompt: int
+    first: Plan
+    """That of the first prompt."""
 
 
 class ToDraw(NamedTuple):
@@ -65,7 +67,7 @@ def spread_texts(
             kept.assign(name_of_batch(chains[0]), task, given=place, is_urgent=number > 0)
 
     def assign_planned(number: int) -> None:
-        assign_batches(number, plan_prompt(request, targets[number], kept, number))
+        assign_batches(number, plan_prompt(request, targets[number], kept, number, plan))
 
     if together is not None:
         for chains in batches_of_prompts(together, request.n, kept.split):
@@ -73,7 +75,7 @@ def spread_texts(
     else:
         assign_batches(0, plan)
         for number in range(1, len(targets)):
-            if not kept.assign(f"plan-{number:06}", ToPlan(number), then=partial(assign_planned, number)):
+            if not kept.assign(f"plan-{number:06}", ToPlan(number, plan), then=partial(assign_planned, number)):
                 assign_planned(number)
     with kept.showing(request.n * len(targets), request.progress, "texts"):
         yield
@@ -89,11 +91,11 @@ def _prepare(request: Request, fingerprint: dict[str, Any]) -> Work:
 def _work(request: Request, targets: Any, task: Task, report: Report) -> None:
     kept, asked, seed = task_checkpoint(task, report), task.content, request.seed
     if isinstance(asked, ToPlan):
-        plan_prompt(request, targets[asked.prompt], kept, asked.prompt)
+        plan_prompt(request, targets[asked.prompt], kept, asked.prompt, asked.first)
     elif isinstance(asked, ToDraw):
         share = len(asked.chains) / asked.plan.steps  # of a text, a step
         tick = tick_to(report, share)
-        draw_batch(targets[asked.prompt], asked.plan, asked.chains, seed, request.start, tick, kept)
+        TextRun(targets[asked.prompt], asked.plan, seed, request.start, kept).draw_batch(asked.chains, tick)
         kept.save()
     else:
         draw_together(targets, request.n, asked.chains, seed, kept)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -14,7 +15,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from structured_voronoi.contracts import Chains, Info, Start, blank_info, is_independent, merge_infos, restored_info
-from structured_voronoi.problem.drawing import ancestral_draw, refuse_endless, rows_to_redraw, seconds_of_work
+from structured_voronoi.problem.drawing import rows_to_redraw
 from structured_voronoi.problem.problem import bind
 from structured_voronoi.progress import Tick, progress_bar
 from structured_voronoi.run.presets import Plan
@@ -24,6 +25,7 @@ from structured_voronoi.targets.language_model import LanguageModel
 
 if TYPE_CHECKING:
     from structured_voronoi.run.checkpoints import Checkpoint
+    from structured_voronoi.samplers.ancestral import Tries
 
 CHAINS_AT_A_TIME, DRAWS_AT_A_TIME = 16, 64
 Ended = Literal["end", "stop", "no"]
@@ -91,39 +93,51 @@ class Watcher(Protocol):
         """After every step of some chains."""
 
 
-def draw_texts(
-    target: LanguageModel | Controlled,
-    plan: Plan,
-    count: int,
-    seed: int,
-    start: Start = None,
-    progress: bool = False,
-    first_chain: int = 0,
-    label: str = "",
-    kept: Checkpoint | None = None,
-    watcher: Watcher | None = None,
-) -> Iterator[Batch]:
-    """``count`` texts, each from a chain of its own; they come in batches, those that were kept first."""
-    for numbers in batches_of_chains(plan, first_chain, count, 1 if kept is None else kept.split):
-        shown = f"{label}texts to {numbers.stop - first_chain} of {count}"
-        with progress_bar(plan.steps, progress, shown) as tick:
-            batch = draw_batch(target, plan, numbers, seed, start, tick, kept, watcher)
-        yield batch
+@dataclass(frozen=True)
+class TextRun:
+    """The texts of one target, each from a chain of its own: all that they depend on, and who looks on."""
 
+    target: LanguageModel | Controlled
+    plan: Plan
+    seed: int
+    start: Start = None
+    kept: Checkpoint | None = None
+    watcher: Watcher | None = None
 
-def draw_batch(
-    target: LanguageModel | Controlled,
-    plan: Plan,
-    numbers: range,
-    seed: int,
-    start: Start,
-    tick: Tick,
-    kept: Checkpoint | None,
-    watcher: Watcher | None = None,
-) -> Batch:
-    """One text from each of these chains, which may have been kept."""
-    draw = partial(_advance_chains, target, plan, numbers, seed, start, tick, kept, watcher)
-    return _kept_or_drawn(kept, name_of_batch(numbers[0]), draw)
+    def draw(self, count: int, progress: bool = False, first_chain: int = 0, label: str = "") -> Iterator[Batch]:
+        """``count`` texts; they come in batches, those that were kept first."""
+        for numbers in batches_of_chains(self.plan, first_chain, count, 1 if self.kept is None else self.kept.split):
+            shown = f"{label}texts to {numbers.stop - first_chain} of {count}"
+            with progress_bar(self.plan.steps, progress, shown) as tick:
+                batch = self.draw_batch(numbers, tick)
+            yield batch
+
+    def draw_batch(self, numbers: range, tick: Tick) -> Batch:
+        """One text from each of these chains, which may have been kept."""
+        return _kept_or_drawn(self.kept, name_of_batch(numbers[0]), partial(self._advance_chains, numbers, tick))
+
+    def _advance_chains(self, numbers: range, tick: Tick) -> Batch:
+        """One text from each of the chains; where they are is kept every now and then."""
+        problem, kept, steps = bind(self.target), self.kept, self.plan.steps
+        chains = Chains(self.plan.sampler, problem, Rng(self.seed, numbers, device=problem.device), self.start)
+        first, energies, total = chains.state.tokens.cpu().numpy(), list[Tensor](), None
+        bookmark = None if kept is None else kept.bookmark(name_of_place(numbers[0]), chains)
+        if bookmark is not None and (counted := bookmark.resume()):
+            energies, total = list(counted["energies"].cpu()), restored_info(counted["total"])
+        for state, info in islice(chains, steps - len(energies)):
+            energies.append(widened(info.energy).cpu())
+            total = info if total is None else merge_infos(total, info)
+            if self.watcher is not None:
+                self.watcher.moved(self.target, numbers, state.tokens, info)
+            tick(f"energy {float(info.energy.mean()):.2f}")
+            if kept is not None and bookmark is not None and len(energies) < steps and kept.is_due:
+                bookmark.put({"energies": torch.stack(energies), "total": total._asdict()})
+                kept.save()
+        if bookmark is not None:
+            bookmark.remove()
+        assert total is not None
+        last, path = chains.state.tokens, torch.stack(energies, dim=1).numpy()
+        return Batch(_make_texts(self.target, numbers, last, total), path, first, last.cpu().numpy(), total)
 
 
 def name_of_batch(first_chain: int) -> str:
@@ -134,41 +148,6 @@ def name_of_batch(first_chain: int) -> str:
 def name_of_place(first_chain: int) -> str:
     """The bookmark of the chains of a batch that is under way."""
     return f"chains-{first_chain:09}"
-
-
-def _advance_chains(
-    target: LanguageModel | Controlled,
-    plan: Plan,
-    numbers: range,
-    seed: int,
-    start: Start,
-    tick: Tick,
-    kept: Checkpoint | None,
-    watcher: Watcher | None,
-) -> Batch:
-    """One text from each of the chains; where they are is kept every now and then."""
-    problem = bind(target)
-    rng = Rng(seed, numbers, device=problem.device)
-    chains = Chains(plan.sampler, problem, rng, start)
-    first, energies, total = chains.state.tokens.cpu().numpy(), list[Tensor](), None
-    bookmark = None if kept is None else kept.bookmark(name_of_place(numbers[0]), chains)
-    if bookmark is not None and (counted := bookmark.resume()):
-        energies, total = list(counted["energies"].cpu()), restored_info(counted["total"])
-    for state, info in islice(chains, plan.steps - len(energies)):
-        energies.append(widened(info.energy).cpu())
-        total = info if total is None else merge_infos(total, info)
-        if watcher is not None:
-            watcher.moved(target, numbers, state.tokens, info)
-        tick(f"energy {float(info.energy.mean()):.2f}")
-        if kept is not None and bookmark is not None and len(energies) < plan.steps and kept.is_due:
-            bookmark.put({"energies": torch.stack(energies), "total": total._asdict()})
-            kept.save()
-    if bookmark is not None:
-        bookmark.remove()
-    assert total is not None
-    last = chains.state.tokens
-    steps = torch.stack(energies, dim=1).numpy()
-    return Batch(_make_texts(target, numbers, last, total), steps, first, last.cpu().numpy(), total)
 
 
 def _kept_or_drawn(kept: Checkpoint | None, name: str, draw: Callable[[], Batch]) -> Batch:
@@ -217,29 +196,21 @@ def draw_together(
 
 
 def _draw_rows(models: Sequence[LanguageModel], chains: Sequence[int], seed: int) -> Batch:
-    """One ancestral text for each of these prompts, which are all as long; those that do not end are drawn again."""
-    rng, rows = Rng(seed, chains, device=models[0].device), torch.arange(len(models), device=models[0].device)
-    tokens = rows.new_zeros(len(models), models[0].length)
-    energy, tries = widened(torch.full_like(rows, torch.inf, dtype=torch.float32)), torch.zeros_like(rows)
-    began = seconds_of_work()
-    while len(rows):
-        asked = rng.select(rows)
-        batch = [models[row] for row in rows.tolist()]
-        batch += batch[-1:] * (-len(batch) % BLOCK)  # rows are drawn in whole blocks
-        problem = bind(models[0].with_prompts_of(batch))
-        drawn = ancestral_draw(problem, asked)
-        rng.catch_up(rows, asked)
-        tokens[rows], energy[rows] = drawn.tokens, -(widened(drawn.log_probs).sum(-1) + widened(drawn.log_rest))
-        tries[rows] += 1
-        rows = (~energy.isfinite()).nonzero().squeeze(-1)
-        refuse_endless(problem, int(tries.sum()), len(models) - len(rows), began)
-    info = blank_info(energy)._replace(evaluations=tries, events=torch.ones_like(tries))
+    """One ancestral text for each of these prompts, which are all as long."""
+    from structured_voronoi.samplers.ancestral import draw_tries, draw_until_found
+
+    problem, rng = bind(models[0]), Rng(seed, chains, device=models[0].device)
+
+    def draw(rows: Tensor, row_rng: Rng) -> Tries:
+        return draw_tries(bind(models[0].with_prompts_of([models[row] for row in rows.tolist()])), row_rng)
+
+    tokens, info = draw_until_found(problem, rng, draw)
     texts = [
-        _make_texts(model, [chain], tokens[i : i + 1], blank_info(energy[i : i + 1]))[0]
+        _make_texts(model, [chain], tokens[i : i + 1], blank_info(info.energy[i : i + 1]))[0]
         for i, (model, chain) in enumerate(zip(models, chains, strict=True))
     ]
     last = tokens.cpu().numpy()
-    return Batch(texts, energy.cpu().numpy()[:, None], np.zeros_like(last), last, info)
+    return Batch(texts, info.energy.cpu().numpy()[:, None], np.zeros_like(last), last, info)
 
 
 def batches_of_chains(plan: Plan, first: int, count: int, split: int) -> Iterator[range]:
@@ -283,7 +254,7 @@ def _make_texts(target: LanguageModel | Controlled, chains: Sequence[int], token
 def _how_it_ended(model: LanguageModel, tokens: Int[Tensor, " n"]) -> Ended:
     if model.ends == "never":
         return "no"
-    return "end" if model.ends == "at length" or int(tokens[-1]) == model.padding else "stop"
+    return "end" if model.ending is None or int(tokens[-1]) in model.ending.tokens else "stop"
 
 
 def closing_line(batches: list[Batch], plan: Plan, model: LanguageModel) -> str:

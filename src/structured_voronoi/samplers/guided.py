@@ -18,7 +18,7 @@ from torch import Tensor
 from structured_voronoi.contracts import Info, Start, Synchronised, Target, blank_info, count_redraws
 from structured_voronoi.errors import NoStartError, check_count
 from structured_voronoi.lookahead.lookahead import Lookahead, Proposal
-from structured_voronoi.problem.drawing import check_autoregressive, checked_start
+from structured_voronoi.problem.drawing import check_autoregressive, checked_start, refuse_impossible_start
 from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.streams import Rng, inverse_cdf
 
@@ -68,7 +68,9 @@ class Guided:
         assert lookahead is not None
         lookahead.check_fits(problem)
         if isinstance(start, Tensor):
-            return State(lookahead.score(problem, checked_start(problem, start, len(rng))), 0, lookahead)
+            given = State(lookahead.score(problem, checked_start(problem, start, len(rng))), 0, lookahead)
+            refuse_impossible_start(given.tokens, given.energy.isfinite())
+            return given
         rng, found = rng.fork("start"), list[Proposal]()
         for _ in range(START_ROUNDS):
             found = [self._pick(rng, [*found, *self._draw_texts(problem, lookahead, rng, self.tries)])[0]]

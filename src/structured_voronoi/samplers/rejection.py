@@ -28,9 +28,9 @@ from structured_voronoi.problem.drawing import (
     log_bound,
     refuse_endless,
     seconds_of_work,
+    show_tries,
 )
 from structured_voronoi.problem.problem import Problem, bind
-from structured_voronoi.progress import show_note
 from structured_voronoi.streams import Rng, widened, widest_dtype
 
 WHO = "rejection sampling"
@@ -100,7 +100,7 @@ class Rejection:
             pending = torch.cat([active[~done], later])
             problem.is_satisfiable |= bool(done.any())
             self._refuse_vain(problem, drawn_in_all, float(best.max()), seconds_of_work() - began)
-            show_note(_tries_so_far(chains - len(pending), chains, drawn_in_all, seconds_of_work() - began))
+            show_tries(chains - len(pending), chains, drawn_in_all, seconds_of_work() - began)
         changed = (tokens != state.tokens).sum(-1)
         info = blank_info(energy)._replace(evaluations=tried, events=tried, swaps=changed, nonfinite=lost)
         return State(tokens, state.draws + 1), info
@@ -156,12 +156,6 @@ class Rejection:
                 f"chain {int(rng.chains[chain])} had {int(tried[chain]):,} tries and none was accepted; the best would "
                 f"have been accepted with probability {math.exp(float(best[chain])):.2g}; {REMEDY}"
             )
-
-
-def _tries_so_far(accepted: int, wanted: int, tries: int, seconds: float) -> str:
-    """What a person who waits wants to know: how rare accepted texts are, and when there will be enough."""
-    left = f", about {seconds * (wanted - accepted) / accepted:.0f} s left" if accepted else ""
-    return f"{accepted} of {tries:,} tries accepted{left}"
 
 
 class Tries(NamedTuple):

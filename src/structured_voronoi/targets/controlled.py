@@ -86,9 +86,9 @@ class Controlled:
             raise SamplingError(f"two controls are called {repeated.pop()!r}; leave one out, or give it another name")
         self.embeddings, self.length, self.allowed = model.embeddings, model.length, model.allowed
         self.tokenizer, self.decode, self.prompt = model.tokenizer, model.decode, model.prompt
-        self.stop, self.system = getattr(model, "stop", ()), getattr(model, "system", "")
+        self.stop, self.system = model.stop, model.system
         self.conditionals, self.token_log_probs = model.conditionals, model.token_log_probs
-        self.padding, self.ended, self.stop = model.padding, model.ended, model.stop
+        self.padding, self.ended = model.padding, model.ended
 
     def recipe(self) -> Any:
         """How another process makes the same: of the model and the controls."""

@@ -26,9 +26,13 @@ class Ending(NamedTuple):
     An automaton over tokens. It starts in state 0, and its last state is that of a text that is over.
     """
 
-    token: int
-    """The end-of-text token, which is the padding, too."""
+    tokens: tuple[int, ...]
+    """Those that end a text and are no part of it; the first is the end-of-text token, which is the padding, too."""
     next: Int[Tensor, "state token"]
+
+    @property
+    def padding(self) -> int:
+        return self.tokens[0]
 
     def advance(self, state: Int[Tensor, " row"], token: Int[Tensor, " row"]) -> Int[Tensor, " row"]:
         return self.next[state, token].long()
@@ -50,7 +54,7 @@ class Ending(NamedTuple):
     def is_text(self, tokens: Int[Tensor, "row n"]) -> Bool[Tensor, " row"]:
         """Which rows are a text that ends, and padding?"""
         over = self.over(tokens)
-        return over[:, -1] & (~over[:, :-1] | (tokens == self.token)).all(-1)
+        return over[:, -1] & (~over[:, :-1] | (tokens == self.padding)).all(-1)
 
     def automaton(self, length: int) -> Any:
         """The same, as a lookahead reads it: texts that are over match."""
@@ -60,28 +64,51 @@ class Ending(NamedTuple):
         return TokenAutomaton(self.next, over, over, length)
 
 
+def end_tokens(
+    model: Any, tokenizer: Any, end: int, stop: Sequence[str | int]
+) -> tuple[tuple[int, ...], list[str | int]]:
+    """All tokens that end a text and are no part of it, the end-of-text token first; and the stops that are others.
+
+    Those are special tokens: the further ones with which the model's texts end, as a model may have one for texts and
+    one for turns in a conversation, and those among the stops.
+    """
+    added, size = tokenizer.added_tokens_decoder, len(model.get_output_embeddings().weight)
+    special = {str(entry): token for token, entry in added.items() if entry.special and token < size}
+    named = [special.get(one, one) if isinstance(one, str) else one for one in stop]
+    also = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    known = [*(also if isinstance(also, list) else [also]), *named]
+    ends = dict.fromkeys([end, *(token for token in known if token in special.values())])
+    return tuple(ends), [one for one in named if one not in ends]
+
+
 def make_ending(
-    tokenizer: Any, allowed: Bool[Tensor, " token"], end: int, stop: Sequence[str | int], length: int
+    tokenizer: Any,
+    allowed: Bool[Tensor, " token"],
+    ends: tuple[int, ...],
+    stop: Sequence[str | int],
+    length: int,
 ) -> Ending:
-    """Texts of allowed tokens end with the end token, or with one of the stops: a text, or the number of a token."""
+    """Texts of allowed tokens end with an end token, or with one of the stops: a text, or the number of a token."""
     steps = torch.zeros(2, len(allowed), dtype=torch.int32)
     texts = [one for one in stop if isinstance(one, str)]
     if texts:
-        from structured_voronoi.automata.vocabulary import stop_steps, token_bytes
+        from structured_voronoi.automata.vocabulary import stop_steps
 
         if not all(texts):
             raise SamplingError("a stop string is empty, so that every text would end at once; leave it out")
         for text in texts:
             check_text("the stop string", text)
-        pairs = zip(token_bytes(tokenizer, len(allowed)), allowed.tolist(), strict=True)
-        steps = torch.from_numpy(stop_steps(texts, [word if is_allowed else b"" for word, is_allowed in pairs], length))
-    ids = [end, *(one for one in stop if not isinstance(one, str))]
+        steps = torch.from_numpy(stop_steps(texts, tokenizer, allowed.tolist(), length))
+    ids = [*ends, *(one for one in stop if not isinstance(one, str))]
     for token in ids:
         if not isinstance(token, int) or not 0 <= token < len(allowed) or not allowed[token]:
-            raise SamplingError(f"stop holds {token!r}, which is no text and no token that may be sampled")
+            raise SamplingError(
+                f"stop holds {token!r}, which is no text and no token that may be sampled; give texts, or the numbers "
+                "of tokens"
+            )
     steps[:, ids] = len(steps) - 1
     steps[-1] = len(steps) - 1
-    return Ending(end, steps.to(allowed.device))
+    return Ending(ends, steps.to(allowed.device))
 
 
 def checked_ends(ends: Ends | bool) -> Ends:
@@ -98,7 +125,7 @@ def checked_stops(stop: str | int | Sequence[str | int]) -> tuple[str | int, ...
     """The texts and tokens with which texts end, one or several."""
     if isinstance(stop, str | int):
         return (stop,)
-    if not isinstance(stop, Collection):
+    if not isinstance(stop, Collection) or isinstance(stop, bytes):
         raise SamplingError(f"stop = {stop!r} is no text and no list of texts; write stop=['.'] for example")
     return tuple(stop)
 

@@ -20,7 +20,16 @@ from structured_voronoi.errors import SamplingError, check_count, check_memory
 from structured_voronoi.models.loading import head, hidden_states, load_model
 from structured_voronoi.models.prompts import drops_space, encode_chat, encode_prompt, encode_suffix, end_of_turn
 from structured_voronoi.streams import BLOCK, MEMORY, block_rows, in_blocks, widened
-from structured_voronoi.targets.ending import ENDING, Ending, Ends, checked_ends, checked_stops, log_of, make_ending
+from structured_voronoi.targets.ending import (
+    ENDING,
+    Ending,
+    Ends,
+    checked_ends,
+    checked_stops,
+    end_tokens,
+    log_of,
+    make_ending,
+)
 from structured_voronoi.targets.growing import Growing
 
 HALF_PRECISION = (torch.float16, torch.bfloat16)
@@ -87,9 +96,10 @@ class LanguageModel:
                     f"the suffix {suffix!r} follows texts of {length} tokens, which do not end before it; leave it "
                     "out, or say ends='never'"
                 )
-            self._allow(self._end_token())
-            self.ending = make_ending(tokenizer, self.allowed, self._end_token(), self.stop, length)
-        self.padding = None if self.ending is None else self.ending.token
+            tokens, stops = end_tokens(model, tokenizer, self._end_token(), self.stop)
+            self._allow(tokens)
+            self.ending = make_ending(tokenizer, self.allowed, tokens, stops, length)
+        self.padding = None if self.ending is None else self.ending.padding
         if self.stop and self.ending is None:
             raise SamplingError(f"stop = {self.stop!r} ends texts anywhere, and ends = {self.ends!r}; say 'anywhere'")
 
@@ -133,9 +143,12 @@ class LanguageModel:
         return other
 
     def with_prompts_of(self, rows: Sequence[LanguageModel]) -> Self:
-        """A target whose rows have prompts of their own, all as long, by which texts can be drawn but not scored."""
+        """A target whose rows have prompts of their own, all as long, by which texts can be drawn but not scored.
+
+        Rows are drawn in whole blocks, of which the last one is filled with its last row.
+        """
         other = copy.copy(self)
-        other.before = torch.cat([row.before for row in rows])
+        other.before = torch.cat([row.before for row in [*rows, *[rows[-1]] * (-len(rows) % BLOCK)]])
         return other
 
     def _read_prompt(self, prompt: str) -> None:
@@ -153,8 +166,7 @@ class LanguageModel:
 
     def decode(self, tokens: Int[Tensor, " n"]) -> str:
         """The text without its end and padding, as it goes on from the prompt: some tokenizers drop its first space."""
-        ids = tokens.tolist()
-        ids = ids[: ids.index(self.padding)] if self.padding in ids else ids
+        ids = tokens[: int(self.content_lengths(tokens[None])[0])].tolist()
         if self._prompt_text is not None:
             text = str(self.tokenizer.decode([*self.before[0].tolist(), *ids]))
             if text.startswith(self._prompt_text):
@@ -163,9 +175,10 @@ class LanguageModel:
 
     def content_lengths(self, tokens: Int[Tensor, "chain n"]) -> Int[Tensor, " chain"]:
         """How many tokens stand before the end token and padding: those that `decode` and classifiers read."""
-        if self.padding is None:
+        if self.ending is None:
             return tokens.new_full((len(tokens),), tokens.shape[1])
-        return (tokens == self.padding).cumsum(-1).eq(0).sum(-1)
+        is_end = torch.isin(tokens, torch.tensor(self.ending.tokens, device=tokens.device))
+        return is_end.cumsum(-1).eq(0).sum(-1)
 
     def text_lengths(self, tokens: Int[Tensor, "chain n"]) -> Int[Tensor, " chain"]:
         """How many tokens have a probability: up to and including the end, without padding."""
@@ -388,7 +401,7 @@ class LanguageModel:
     def _padded(self, scored: Float[Tensor, "chain rest"], tokens: Tensor, start: int) -> Float[Tensor, "chain rest"]:
         """log p of the tokens from ``start`` on, where what follows the end is certain to be padding."""
         assert self.ending is not None
-        is_padding = tokens[:, start:] == self.ending.token
+        is_padding = tokens[:, start:] == self.ending.padding
         return torch.where(self.ending.over(tokens)[:, start:-1], log_of(is_padding).to(scored), scored)
 
     @property
@@ -466,9 +479,11 @@ class LanguageModel:
         size = len(self.embeddings)
         mask = torch.ones(size, dtype=torch.bool, device=self.device)
         if allowed is not None:
-            wrong = [token for token in allowed if not 0 <= token < size]
+            wrong = [token for token in allowed if not hasattr(token, "__index__") or not 0 <= int(token) < size]
             if wrong:
-                raise SamplingError(f"allowed holds token {wrong[0]}; the vocabulary has {size} tokens, from 0")
+                raise SamplingError(
+                    f"allowed holds {wrong[0]!r}, and tokens are the numbers from 0 to {size - 1}; give some of these"
+                )
             mask[:] = False
             mask[torch.tensor(allowed, dtype=torch.int64)] = True
             return mask, {"not asked for": size - int(mask.sum())}
@@ -494,11 +509,12 @@ class LanguageModel:
             )
         return int(end)
 
-    def _allow(self, token: int) -> None:
-        """One token more may be sampled."""
-        if not self.allowed[token]:
-            self.allowed[token] = True
-            self.excluded = {why: count - (i == 0) for i, (why, count) in enumerate(self.excluded.items())}
+    def _allow(self, tokens: Sequence[int]) -> None:
+        """Some tokens more may be sampled."""
+        for token in tokens:
+            if not self.allowed[token]:
+                self.allowed[token] = True
+                self.excluded = {why: count - (i == 0) for i, (why, count) in enumerate(self.excluded.items())}
 
     def _check_length(self) -> None:
         limit = getattr(self.model.config, "max_position_embeddings", None)

@@ -13,7 +13,7 @@ from structured_voronoi.contracts import Info
 from structured_voronoi.controls.parsing import parse_control
 from structured_voronoi.errors import SamplingError
 from structured_voronoi.progress import heard_by
-from structured_voronoi.run.generation import Request, fulfil
+from structured_voronoi.run.generation import Request, fulfil, read_controls
 from structured_voronoi.run.presets import Plan, written_ending
 from structured_voronoi.run.probability import probability
 from structured_voronoi.samplers.guided import Guided
@@ -36,7 +36,7 @@ def draw_texts(form: TextForm, say: Say) -> None:
     request = Request(
         _load(form.model),
         [form.prompt],
-        dict(parse_control(control.written) for control in form.controls),
+        read_controls([control.written for control in form.controls], "cpu"),
         form.n,
         form.length,
         **written_ending(form.ends, list(form.stop)),
@@ -149,9 +149,9 @@ def _numbers(values: Tensor) -> list[float | None]:
 
 def _pieces(target: LanguageModel | Controlled, tokens: Tensor) -> list[str]:
     """The text of every token, up to the end."""
-    ids = tokens.tolist()
-    ids = ids[: ids.index(target.padding)] if target.padding in ids else ids
-    return [_piece(target.tokenizer, token) for token in ids]
+    model = target.model if isinstance(target, Controlled) else target
+    length = int(model.content_lengths(tokens[None])[0])
+    return [_piece(target.tokenizer, token) for token in tokens[:length].tolist()]
 
 
 @lru_cache(maxsize=100_000)
