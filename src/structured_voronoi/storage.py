@@ -89,6 +89,12 @@ class Manifest:
             raise SamplingError(f"{path} names {outside[0]!r}, which is no part's name; begin anew in another folder")
         return manifest
 
+    @property
+    def far(self) -> str:
+        """How far the run has come, in words; nothing, where it has not said so."""
+        done, of, unit = (self.progress.get(name, "") for name in ("done", "of", "unit"))
+        return f"{done:,}{f' of {of:,}' if of else ''} {unit}" if self.progress else ""
+
     def damage(self, folder: Path) -> list[str]:
         """What is wrong with the files of the parts, each with its name."""
         return [said for name, part in self.parts.items() if (said := _damage(folder / name, part))]
@@ -115,6 +121,7 @@ class Store:
         self.folder = Path(folder)
         self.manifest: Manifest | None = None
         try:
+            self._made = [place for place in (self.folder, *self.folder.parents) if not place.exists()]
             self.folder.mkdir(parents=True, exist_ok=True)
             self._refuse_foreign()
             self._lock = _take_lock(self.folder)
@@ -132,16 +139,31 @@ class Store:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Free the lock; whoever has stopped the run with Ctrl-C is told what there is of it."""
+        if isinstance(error, KeyboardInterrupt) and self.manifest is not None and self.manifest.far:
+            error.add_note(f"{self.manifest.far} are kept in {self.folder}")
         self.close()
 
     def close(self) -> None:
-        """Free the lock; the kernel does so where a process is killed."""
+        """Free the lock, as the kernel does where a process is killed; folders made for a run that did not begin go."""
         if self._lock >= 0:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._lock, 0)
+            if self.manifest is None and self._made:
+                self._remove([LOCK])
+                with contextlib.suppress(OSError):  # somebody else may have put something there
+                    for place in self._made:
+                        place.rmdir()
             os.close(self._lock)
             self._lock = -1
+
+    def check_kind(self, kind: str) -> None:
+        """Refuse to go on with a run of another command; nothing else need be known for that."""
+        if self.manifest is not None and self.manifest.kind != kind:
+            raise SamplingError(
+                f"{self.folder} holds a run of {self.manifest.kind}, not of {kind}; choose another folder"
+            )
 
     def begin(self, kind: str, settings: Mapping[str, Any], versions: Mapping[str, str]) -> None:
         """Write down what the run is; where there is a run already, refuse to go on with another one."""
@@ -150,10 +172,7 @@ class Store:
             now = _now()
             self._write_manifest(Manifest(kind, asked, dict(versions), begun=now, written=now))
             return
-        if self.manifest.kind != kind:
-            raise SamplingError(
-                f"{self.folder} holds a run of {self.manifest.kind}, not of {kind}; choose another folder"
-            )
+        self.check_kind(kind)
         for name, old, new in _differences(self.manifest.settings, asked):
             raise SamplingError(
                 f"{self.folder} holds a run with another {name} ({_short(old)}, not {_short(new)}); "
@@ -184,10 +203,11 @@ class Store:
         drop: Iterable[str] = (),
         progress: dict[str, Any] | None = None,
         finished: bool = False,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         """Add new parts and leave others out, all at once: a kill in between leaves the folder as it was.
 
-        A part never changes: what takes its place has another name.
+        A part never changes: what takes its place has another name. Given ``settings`` take the place of the run's own.
         """
         drop, parts = list(drop), dict(self.run.parts)
         assert not parts.keys() & new.keys()
@@ -195,10 +215,11 @@ class Store:
         for name in drop:
             del parts[name]
         progress = self.run.progress if progress is None else progress
+        changed = replace(self.run, parts=parts, written=_now(), progress=progress, finished=finished)
         try:
             for name, data in new.items():
                 self._write(name, data)
-            self._write_manifest(replace(self.run, parts=parts, written=_now(), progress=progress, finished=finished))
+            self._write_manifest(changed if settings is None else replace(changed, settings=dict(settings)))
         except SamplingError:
             self._remove(new)  # a full disk has no room for what is not listed
             raise
@@ -276,12 +297,15 @@ class LineFile:
     """A file that holds whole lines at every moment. What was in it before stays until there is a line to write."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self._file = Path(os.path.realpath(path)), -1
+        self.path, self._file, self._lines = Path(os.path.realpath(path)), -1, 0
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Close the file; whoever has pressed Ctrl-C is told what is in it."""
+        if isinstance(error, KeyboardInterrupt):
+            error.add_note(f"{self._lines:,} lines are in {self.path}")
         if self._file >= 0:
             os.close(self._file)
 
@@ -298,6 +322,7 @@ class LineFile:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if self.path.is_file():
                 os.fsync(self._file)
+            self._lines += len(lines)
         except BrokenPipeError:
             raise
         except OSError as error:
@@ -330,6 +355,9 @@ def _take_lock(folder: Path) -> int:
     except OSError:
         os.close(lock)
         raise
+    if not os.fstat(lock).st_nlink:  # it was removed with its folder while we came
+        os.close(lock)
+        return _take_lock(folder)
     os.ftruncate(lock, 0)
     os.write(lock, str(os.getpid()).encode())
     return lock

@@ -136,5 +136,5 @@ def test_interrupt_ends_at_once_and_leaves_no_half_report(tmp_path: Path) -> Non
     os.killpg(process.pid, signal.SIGINT)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert error.strip() == "svs: interrupted"
+    assert error.strip() == "svs: interrupted; with --checkpoint DIR it could be resumed"
     assert list(tmp_path.iterdir()) == []

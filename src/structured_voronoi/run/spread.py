@@ -76,6 +76,7 @@ class TaskStore(Store):
         drop: Iterable[str] = (),
         progress: dict[str, Any] | None = None,
         finished: bool = False,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.parts |= new
         for name in (dropped := list(drop)):
@@ -120,13 +121,13 @@ class SpreadCheckpoint(Checkpoint):
         self._folders: list[str] = []
         self._then: dict[int, Callable[[], None]] = {}
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object = None, error: BaseException | None = None, trace: object = None) -> None:
         self.workers.stop()
-        super().__exit__()
+        super().__exit__(kind, error, trace)
 
-    def begin(self, kind: str, problem: Problem, settings: dict[str, Any]) -> None:
+    def begin(self, kind: str, problem: Problem, settings: dict[str, Any], growing: str | None = None) -> None:
         """Begin the run, or go on with it, split as it was."""
-        super().begin(kind, problem, settings)
+        super().begin(kind, problem, settings, growing)
         if SPLIT not in self.store.run.parts:
             self.put(SPLIT.removesuffix(SUFFIX), self.workers.count)
             self.save()
@@ -211,6 +212,9 @@ class TemporaryStore(Store):
     def __init__(self) -> None:
         self._temporary = tempfile.TemporaryDirectory(prefix="svs-")
         super().__init__(self._temporary.name)
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         super().close()

@@ -104,7 +104,7 @@ def draw_texts(
     watcher: Watcher | None = None,
 ) -> Iterator[Batch]:
     """``count`` texts, each from a chain of its own; they come in batches, those that were kept first."""
-    for numbers in batches_of_chains(plan, first_chain, count, 1 if kept is None else kept.split):
+    for numbers in batches_of_chains(plan, first_chain, count, kept):
         shown = f"{label}texts to {numbers.stop - first_chain} of {count}"
         with progress_bar(plan.steps, progress, shown) as tick:
             batch = draw_batch(target, plan, numbers, seed, start, tick, kept, watcher)
@@ -242,7 +242,14 @@ def _draw_rows(models: Sequence[LanguageModel], chains: Sequence[int], seed: int
     return Batch(texts, energy.cpu().numpy()[:, None], np.zeros_like(last), last, info)
 
 
-def batches_of_chains(plan: Plan, first: int, count: int, split: int) -> Iterator[range]:
+def batches_of_chains(plan: Plan, first: int, count: int, kept: Checkpoint | None) -> Iterator[range]:
+    """The chains of ``count`` texts from the first on; a run that has grown keeps the batches that it had."""
+    split, stages = (1, [range(count)]) if kept is None else (kept.split, kept.stages(count))
+    for stage in stages:
+        yield from _batches(plan, first + stage.start, len(stage), split)
+
+
+def _batches(plan: Plan, first: int, count: int, split: int) -> Iterator[range]:
     """Few chains at first, so that something is seen soon, then more at a time; those of workers are alike.
 
     Independent draws begin with twice as many: a large model takes hardly longer for them.
