@@ -14,8 +14,9 @@ from xarray import DataTree
 import structured_voronoi as sv
 from structured_voronoi.problem.problem import bind
 from structured_voronoi.run import checkpoints, spread, spread_chains
+from structured_voronoi.run.processes import Processes
 from structured_voronoi.run.spread import Sent, SpreadCheckpoint, Task
-from structured_voronoi.run.workers import Event, Lost, Processes, Work, event_of, packed, respond, unpacked
+from structured_voronoi.run.workers import Event, Lost, Work, event_of, packed, respond, unpacked
 from system.commands import svs
 from system.fragile import Fragile
 

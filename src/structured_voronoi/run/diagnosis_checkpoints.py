@@ -11,7 +11,7 @@ import torch
 import structured_voronoi as sv
 from structured_voronoi.contracts import is_independent
 from structured_voronoi.errors import SamplingError
-from structured_voronoi.run.diagnosis import Record, find_scale, name_sampler, record_of_texts
+from structured_voronoi.run.diagnosis_records import Record, find_scale, name_sampler, record_of_texts
 from structured_voronoi.run.presets import Plan, text_sampler
 from structured_voronoi.run.stored import unpack
 from structured_voronoi.run.texts import Batch

@@ -294,8 +294,8 @@ def _refuse_growth(request: Request, models: Sequence[LanguageModel], kept: Chec
     before = request.n if kept.store.manifest is None else kept.store.manifest.settings.get("n", request.n)
     if len(models) > 1 and request.n > before:
         raise SamplingError(
-            f"{kept.store.folder} holds a run of {before} texts for each of {len(models)} prompts; with {request.n} each "
-            f"those of all prompts but the first would be others; ask for {before} again, or choose another folder"
+            f"{kept.store.folder} holds a run of {before} texts for each of {len(models)} prompts; with {request.n} "
+            f"each those of all prompts but the first would be others; ask for {before} again, or choose another folder"
         )
 
 

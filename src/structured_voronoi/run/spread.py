@@ -24,7 +24,8 @@ from structured_voronoi.errors import SamplingError
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.progress import Tick, progress_bar, silence
 from structured_voronoi.run.checkpoints import SUFFIX, Checkpoint, fingerprint
-from structured_voronoi.run.workers import Crew, Prepare, Processes, Report, Workers
+from structured_voronoi.run.processes import Processes
+from structured_voronoi.run.workers import Crew, Prepare, Report, Workers
 from structured_voronoi.storage import Store
 
 SPLIT = f"split{SUFFIX}"

@@ -312,7 +312,7 @@ def closing_line(batches: list[Batch], plan: Plan, model: LanguageModel) -> str:
         elif evaluations > 2 and model.padding is not None:
             parts.append(f"1 in {evaluations:.0f} ends in time (a longer --length, or a --stop, wastes fewer)")
     elif steps >= LEAST_STEPS:
-        from structured_voronoi.run.diagnosis import mixing_of
+        from structured_voronoi.run.diagnosis_records import mixing_of
 
         mixing, half = mixing_of(later), f"in the last half of {steps} steps"
         compared = "" if mixing.rhat is None else f" (R-hat {mixing.rhat:.2f})"
@@ -348,6 +348,7 @@ def closing_warnings(batches: list[Batch], plan: Plan) -> list[str]:
     """What speaks against the texts, in words with the remedies; a few steps without weights have nothing to tell."""
     if plan.steps < LEAST_STEPS and batches[0].info.log_weights is None:
         return []
-    from structured_voronoi.run.diagnosis import diagnose_record, record_of_texts
+    from structured_voronoi.run.diagnosis import diagnose_record
+    from structured_voronoi.run.diagnosis_records import record_of_texts
 
     return diagnose_record(record_of_texts(batches, plan)).warnings
