@@ -289,7 +289,7 @@ def test_absurd_models_are_refused(layers: int, said: str, tmp_path: Path) -> No
 
     config = json.loads((BUNDLED / "config.json").read_text()) | {"n_layer": layers}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(sv.SamplingError, match=f"its config.json says {said}, and models have 1 to 1,000"):
+    with pytest.raises(sv.SamplingError, match=f"its config says {said}, and models have 1 to 1,000"):
         sv.LanguageModel.load(str(tmp_path))
 
 
