@@ -95,6 +95,13 @@ class Manifest:
         done, of, unit = (self.progress.get(name, "") for name in ("done", "of", "unit"))
         return f"{done:,}{f' of {of:,}' if of else ''} {unit}" if self.progress else ""
 
+    def read(self, folder: Path, name: str) -> bytes:
+        """The bytes of a part, compared with its checksum."""
+        said = _damage(folder / name, self.parts[name])
+        if said:
+            raise DamagedError(f"{said}; restore it, or begin anew in another folder")
+        return (folder / name).read_bytes()
+
     def damage(self, folder: Path) -> list[str]:
         """What is wrong with the files of the parts, each with its name."""
         return [said for name, part in self.parts.items() if (said := _damage(folder / name, part))]
@@ -191,11 +198,7 @@ class Store:
 
     def read(self, name: str) -> bytes:
         """The bytes of a part."""
-        path = self.folder / name
-        said = _damage(path, self.run.parts[name])
-        if said:
-            raise DamagedError(f"{said}; restore it, or begin anew in another folder")
-        return path.read_bytes()
+        return self.run.read(self.folder, name)
 
     def commit(
         self,
@@ -297,15 +300,16 @@ class LineFile:
     """A file that holds whole lines at every moment. What was in it before stays until there is a line to write."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self._file, self._lines = Path(os.path.realpath(path)), -1, 0
+        self.path, self._file = Path(os.path.realpath(path)), -1
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Close the file; whoever has pressed Ctrl-C is told what is in it."""
-        if isinstance(error, KeyboardInterrupt):
-            error.add_note(f"{self._lines:,} lines are in {self.path}")
+        if isinstance(error, KeyboardInterrupt) and self.path.is_file():
+            with self.path.open("rb") as file:
+                error.add_note(f"{sum(1 for _ in file):,} lines are in {self.path}")
         if self._file >= 0:
             os.close(self._file)
 
@@ -322,7 +326,6 @@ class LineFile:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if self.path.is_file():
                 os.fsync(self._file)
-            self._lines += len(lines)
         except BrokenPipeError:
             raise
         except OSError as error:

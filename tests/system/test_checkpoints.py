@@ -321,6 +321,9 @@ def test_a_command_that_was_stopped_writes_the_same_file(
         patch.setattr(texts, "_make_texts", stopped)
         with pytest.raises(Stopped):
             svs(*words, "--out", "stopped.jsonl", cwd=tmp_path)
+    kept = read_manifest(tmp_path / "run")
+    texts_kept = "texts" if any(name.startswith("batch-") for name in kept.parts) else ""
+    assert kept.far.endswith(texts_kept)  # whatever has written them, it said how far they are
     with monkeypatch.context() as patch:
         if case != "prompts under control":  # where there is more to decide
             patch.setattr(generation, "plan_texts", None)  # what was decided once is not decided again
@@ -401,6 +404,11 @@ def test_a_command_refuses_what_is_not_its_run(tmp_path: Path) -> None:
     assert "texts, finished, 1 of 1 texts" in shown
     assert '  model: "bundled"\n' in shown
     assert "\ntext: " in shown
+    (batch,) = (tmp_path / "run").glob("batch-*")
+    batch.write_bytes(b"?" * batch.stat().st_size)
+    assert f"{batch} is damaged" in svs("runs", "show", str(tmp_path / "run"), code=2).stderr
+    batch.unlink()
+    assert f"{batch} is missing; restore it" in svs("runs", "show", str(tmp_path / "run"), code=2).stderr
 
 
 def test_probability_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,6 +146,8 @@ def test_a_stopped_run_goes_on_with_another_number_of_workers(
     drawn = stopped["posterior"].sizes["draw"]
     assert 0 < drawn < SETTINGS["draws"]
     assert stopped["posterior"].dataset.identical(alone["posterior"].dataset.isel(draw=slice(drawn)))
+    told, judged = sv.diagnose(stopped), sv.diagnose(tmp_path)  # from the parts of both workers
+    assert (judged.about, judged.warnings) == (told.about, told.warnings)
     assert same(sv.sample(target, SAMPLER, **SETTINGS, checkpoint=tmp_path, workers=later), alone)
     monkeypatch.setattr(spread, "hire", lambda workers, folder: Processes(0))  # a finished run needs no worker
     assert same(sv.sample(target, SAMPLER, **SETTINGS, checkpoint=tmp_path, workers=later), alone)
@@ -180,6 +182,19 @@ def test_texts_are_the_same_for_every_split(asked: dict[str, Any], here: Callabl
     alone, spread_over_two = (sv.generate(model, **asked, workers=workers) for workers in (1, 2))
     assert spread_over_two.draws == alone.draws
     assert spread_over_two.diagnosis == alone.diagnosis
+
+
+@pytest.mark.usefixtures("here")
+def test_more_texts_of_workers_are_those_of_a_run_that_had_them_from_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"length": 6, "ends": "never", "sampler": "svs+refresh", "warmup": 2, "progress": False}
+    kept = {**asked, "checkpoint": tmp_path, "workers": 2}
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 3)
+        with pytest.raises(KeyboardInterrupt):
+            sv.generate("bundled", n=5, **kept)
+    assert sv.generate("bundled", n=9, **kept).draws == sv.generate("bundled", n=9, **asked).draws
 
 
 @pytest.mark.usefixtures("here")

@@ -74,5 +74,5 @@ def _some_texts(folder: Path, manifest: Manifest) -> list[str]:
         return []
     from structured_voronoi.run.stored import unpack
 
-    texts = unpack((folder / batches[0]).read_bytes())["texts"]
+    texts = unpack(manifest.read(folder, batches[0]))["texts"]
     return [str(text["text"]) for text in texts[:SHOWN_TEXTS]]

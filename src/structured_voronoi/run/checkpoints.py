@@ -38,6 +38,7 @@ class Checkpoint:
         self._new: dict[str, bytes] = {}
         self._outdated: list[str] = []
         self._wait, self._saved = min(FIRST, SECONDS), monotonic()
+        self._progress: dict[str, Any] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -93,11 +94,15 @@ class Checkpoint:
         if self._new.pop(name + SUFFIX, None) is None:
             self._outdated.append(name + SUFFIX)
 
-    def save(self, done: int | None = None, of: int = 0, unit: str = "") -> None:
-        """Write what was put, and how far the run is, if it is any farther; one that is all done is finished."""
-        began = monotonic()
-        progress = None if done is None else {"done": done, "of": of, "unit": unit}
-        self.store.commit(self._new, self._outdated, progress, finished=done == of)
+    def reach(self, done: int, of: int, unit: str) -> None:
+        """Say how far the run is; it is written with the next save."""
+        self._progress = {"done": done, "of": of, "unit": unit}
+
+    def save(self) -> None:
+        """Write what was put, and how far the run is; one that is all done is finished."""
+        began, told = monotonic(), self._progress
+        finished = told is not None and told["done"] == told["of"]
+        self.store.commit(self._new, self._outdated, told, finished)
         self._new, self._outdated, self._saved = {}, [], monotonic()
         self._wait = max(min(2 * self._wait, SECONDS), (self._saved - began) / SHARE)
 

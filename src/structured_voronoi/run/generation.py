@@ -229,8 +229,10 @@ def fulfil(request: Request, say: Say, conclude: Say, watcher: Watcher | None = 
         done, all_texts = 0, request.n * len(models)
         for batch in _draw(request, targets, models, say, conclude, kept, stack, watcher):
             done += len(batch.texts)
-            if kept is not None and not kept.is_finished and (done == all_texts or kept.is_due):
-                kept.save(done, all_texts, "texts")
+            if kept is not None and not kept.is_finished:
+                kept.reach(done, all_texts, "texts")
+                if done == all_texts or kept.is_due:
+                    kept.save()
             yield batch
 
 

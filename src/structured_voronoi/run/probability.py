@@ -236,7 +236,8 @@ class Blocks:
                 self.done += len(numbers)
                 if kept is not None and (kept.is_due or numbers.stop == texts):
                     kept.put(f"{name}{len(kept.names(name)):06}", torch.cat(parts[stored:]))
-                    kept.save(self.done, self.all_texts, "texts")
+                    kept.reach(self.done, self.all_texts, "texts")
+                    kept.save()
                     stored = len(parts)
                 tick("", len(numbers))
         return torch.cat(parts)

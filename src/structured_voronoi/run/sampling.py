@@ -207,7 +207,8 @@ def advance(
                 kept.put("counted", recorder.counted())
             else:
                 bookmark.put(recorder.counted())
-            kept.save(recorder.steps, recorder.all_steps, "steps")
+            kept.reach(recorder.steps, recorder.all_steps, "steps")
+            kept.save()
         yield info
 
 

@@ -204,7 +204,7 @@ class SpreadCheckpoint(Checkpoint):
             return
         folder, parts = self._folders[number], self.store.run.parts
         new = {folder + name: data for name, data in message.new.items() if folder + name not in parts}
-        self.store.commit(new, [folder + name for name in message.drop if folder + name in parts])
+        self.store.commit(new, [folder + name for name in message.drop if folder + name in parts], self._progress)
 
 
 class TemporaryStore(Store):
