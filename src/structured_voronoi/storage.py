@@ -269,7 +269,9 @@ class Store:
         remedy = "choose another folder"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             remedy = "what was kept before is whole: make room and resume"
-        cause = "it is a file" if isinstance(error, FileExistsError) else error.strerror
+        cause = error.strerror
+        if isinstance(error, FileExistsError):
+            cause = "it is a file" if path.exists() else "it is a link that leads nowhere"
         raise SamplingError(f"the checkpoint {path} cannot be written ({cause}); {remedy}") from error
 
 

@@ -398,6 +398,8 @@ def test_a_command_refuses_what_is_not_its_run(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
     (tmp_path / "file").write_text("")
     assert "it is a file" in svs("sample", "--checkpoint", str(tmp_path / "file"), code=2).stderr
+    (tmp_path / "link").symlink_to("nowhere")
+    assert "it is a link that leads nowhere" in svs("sample", "--checkpoint", str(tmp_path / "link"), code=2).stderr
     with Store(tmp_path / "run"):
         assert f"is in use by process {os.getpid()}" in svs(*words, "--resume", code=2).stderr
     shown = svs("runs", "show", str(tmp_path / "run")).stdout

@@ -293,6 +293,15 @@ def test_absurd_models_are_refused(layers: int, said: str, tmp_path: Path) -> No
         sv.LanguageModel.load(str(tmp_path))
 
 
+def test_a_link_to_a_file_that_is_not_there_yet_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "link.jsonl").symlink_to("texts.jsonl")
+    svs(*TINY, "--model", "nowhere.gguf", "--out", "link.jsonl", code=2, cwd=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["link.jsonl"]  # what was refused has left nothing behind
+    svs(*TINY, "--out", "link.jsonl", cwd=tmp_path)
+    assert (tmp_path / "link.jsonl").is_symlink()
+    assert len((tmp_path / "texts.jsonl").read_text().splitlines()) == 1
+
+
 def test_in_processes_of_their_own(tmp_path: Path) -> None:
     """Bytes that are not UTF-8, a full disk as file and as output, a terminal without the letter →."""
     environment = os.environ | {"PYTHONIOENCODING": "ascii", "OMP_NUM_THREADS": "1"}
