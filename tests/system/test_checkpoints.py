@@ -444,7 +444,7 @@ def test_probability_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_training_that_is_asked_to_stop_keeps_the_step_under_way(number: int, tmp_path: Path) -> None:
     texts = [one.text for one in descriptions(60, seed=0)]
     corpus, recipe = Corpus(texts, texts[:9]), Recipe(280, width=8, layers=1, heads=1, context=32, batch=8)
-    whole = train_language_model(corpus, tmp_path / "whole", recipe, lambda note, steps: None)
+    whole, steps = train_language_model(corpus, tmp_path / "whole", recipe, lambda note, steps: None), recipe.steps(60)
     taken, previous = 0, signal.signal(signal.SIGTERM, signal.default_int_handler)
 
     def ask(note: str, steps: int) -> None:
@@ -454,8 +454,9 @@ def test_a_training_that_is_asked_to_stop_keeps_the_step_under_way(number: int, 
             signal.raise_signal(number)
 
     try:
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt) as stop:
             train_language_model(corpus, tmp_path / "part", recipe, ask)
+        assert stop.value.__notes__ == [f"4 of {steps} steps are kept in {tmp_path / 'part' / 'unfinished'}"]
         assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGTERM, previous)
