@@ -277,6 +277,8 @@ def fuzz_sample(draw: Draw) -> Outcome:
         "--dtype": st.sampled_from(["int8", "float8", "double", "complex64", "", "float"]),
         "--prompts": st.sampled_from(PLACES),
         "--out": st.sampled_from([*PLACES[:-1], "folder"]),
+        "--checkpoint": st.sampled_from([*PLACES, "new/run"]),
+        "--workers": st.sampled_from(["0", "-1", "1.5", "rays", "ray://", "ray://nobody:1", "ray:x", "9" * 30, ""]),
         "--control": CONTROLS,
     }
     for name in draw(st.lists(st.sampled_from(sorted(hostile)), min_size=1, max_size=2, unique=True)):
@@ -316,8 +318,9 @@ def _joined(options: dict[str, str]) -> list[str]:
 def run(words: list[str]) -> Outcome:
     folder = strange_places()
     outcome = judge(" ".join(map(ascii, words)), lambda: command(words, folder), folder)
-    for left in ("new", "results"):  # what accepted commands wrote
-        shutil.rmtree(folder / left, ignore_errors=True)
+    if outcome.word == "accepted":  # what it wrote goes, so that the next one finds what was there
+        shutil.rmtree(folder)
+        strange_places.cache_clear()
     return outcome
 
 

@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from structured_voronoi.errors import SamplingError
+from structured_voronoi.errors import SamplingError, is_folder
 
 FORMAT = 1
 MANIFEST, LOCK, NEW = "manifest.json", "run.lock", ".new"
@@ -110,7 +110,7 @@ class Manifest:
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a folder that somebody may be writing to."""
     path = folder / MANIFEST
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise SamplingError(f"{folder} is no folder; name one that a run was kept in with --checkpoint")
     if not path.is_file():
         raise SamplingError(f"{folder} holds no {MANIFEST}, so that it is no checkpoint; name a folder that is one")
@@ -134,6 +134,8 @@ class Store:
             self._lock = _take_lock(self.folder)
         except OSError as error:
             self._refuse(self.folder, error)
+        except ValueError as error:  # its name holds a NUL
+            raise SamplingError(f"the checkpoint {str(folder)!r} cannot be written ({error}); write a name") from error
         try:
             self._look_around(resume)
         except OSError as error:

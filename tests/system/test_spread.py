@@ -213,7 +213,7 @@ def test_the_command_has_workers(tmp_path: Path) -> None:
     assert len(done.stdout.splitlines()) == 4
 
 
-@pytest.mark.parametrize("wrong", ["0", "-1", "1.5", "two", "rays", ""])
+@pytest.mark.parametrize("wrong", ["0", "-1", "1.5", "two", "rays", "ray://", ""])
 def test_workers_that_are_none_are_refused(wrong: str) -> None:
     said = svs("sample", "--workers", wrong, code=2).stderr
     assert said.startswith("svs: workers = ")

@@ -222,7 +222,7 @@ class TemporaryStore(Store):
         self._temporary.cleanup()
 
 
-WRITTEN = re.compile(r"([0-9]{1,6})|(ray)(?::([0-9]{1,6})|://(.*))?")
+WRITTEN = re.compile(r"([0-9]{1,6})|(ray)(?::([0-9]{1,6})|://(.+))?")
 
 
 def hire(workers: int | str, folder: Path) -> Workers:
