@@ -59,7 +59,8 @@ def measure(target: Any, sampler: Any, chains: int) -> dict[str, float]:
         for done in range(WRITES):
             began = perf_counter()
             bookmark.put({"steps": done})
-            kept.save(done, WRITES, "writes")
+            kept.reach(done, WRITES, "writes")
+            kept.save()
             seconds.append(perf_counter() - began)
         size = sum(part.size for part in kept.store.run.parts.values())
     middle = statistics.median(seconds)

@@ -1,7 +1,8 @@
 """How runs spread over workers: a simulation of a thousand that fail, and a measurement of two.
 
 * `python benchmarks/scaling.py simulate` writes docs/pictures/scaling.png, and the table into docs/scaling.md;
-* `python benchmarks/scaling.py measure --model smollm2` times one process and two, on a machine that does nothing else;
+* `python benchmarks/scaling.py measure` times whole commands with one worker and with two, in turn, on a machine that
+  does nothing else; what follows goes to `svs sample`, such as `--model smollm2 --sampler refresh --warmup 4`;
 * `python benchmarks/scaling.py driver` times what the driver does for each part that a worker sends.
 
 The simulation follows run/workers.py and run/spread.py event by event. A worker takes a task, sends a part of it every
@@ -14,8 +15,11 @@ from __future__ import annotations
 
 import argparse
 import heapq
+import os
 import random
 import statistics
+import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +31,9 @@ BEGIN, END = "<!-- table of benchmarks/scaling.py -->\n", "<!-- end of the table
 LENGTHS = (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0)
 """Seconds of a task."""
 WITH, WITHOUT, PART = "with parts", "without parts", 30.0
+MEASURED = ["--model", "smollm2", "--sampler", "refresh", "--length", "20", "--ends", "never", "--warmup", "2"]
+FEW = 16
+"""Texts of a command that does little but start: a batch."""
 FAILURES = {"never": float("inf"), "every day": 86_400.0, "every hour": 3600.0, "every 10 minutes": 600.0}
 
 
@@ -170,54 +177,53 @@ def time_driver(parts: int = 100) -> tuple[float, float]:
     return statistics.median(seconds), (process_time() - busy) / parts
 
 
-def measure(model: str, texts: int, length: int, warmup: int, sampler: str) -> None:
-    """Texts a minute of one worker, of two, and of one process on all cores."""
-    import torch
+def measure(words: list[str], texts: int, repeats: int) -> None:
+    """Whole commands with one worker and with two, in turn, so that what disturbs the machine disturbs both.
 
-    rates, every = {}, torch.get_num_threads()
-    for name, workers, threads in (("one worker", 1, 1), ("two workers", 2, 1), ("one process on all cores", 1, every)):
-        torch.set_num_threads(threads)
-        rates[name] = _rate(model, texts, length, warmup, sampler, workers)
-        print(f"{name}: {rates[name]:.2f} texts a minute", flush=True)
-    for other in ("one worker", "one process on all cores"):
-        print(f"two workers / {other}: {rates['two workers'] / rates[other]:.2f}")
+    A command is timed from its start to its end. So are some with FEW texts: what they take is the start of both,
+    imports and models, and long runs have the ratio of the rest.
+    """
+    seconds: dict[tuple[int, int], list[float]] = {(workers, n): [] for n in (FEW, texts) for workers in (1, 2)}
+    with tempfile.TemporaryDirectory() as folder:
+        for turn in range(repeats):
+            for workers, n in seconds if turn % 2 == 0 else reversed(seconds):
+                out = Path(folder) / f"{workers}-{n}.jsonl"
+                seconds[workers, n].append(_time_command(words, workers, n, out))
+                print(f"{n} texts, {workers} worker{'s' * (workers > 1)}: {seconds[workers, n][-1]:.1f} s", flush=True)
+        same = all(
+            (Path(folder) / f"1-{n}.jsonl").read_bytes() == (Path(folder) / f"2-{n}.jsonl").read_bytes()
+            for n in (FEW, texts)
+        )
+    middle = {key: statistics.median(taken) for key, taken in seconds.items()}
+    whole = [one / two for one, two in zip(seconds[1, texts], seconds[2, texts], strict=True)]
+    rest = {workers: middle[workers, texts] - middle[workers, FEW] for workers in (1, 2)}
+    print(f"one worker / two, seconds of the whole: {statistics.median(whole):.2f} ({min(whole):.2f}–{max(whole):.2f})")
+    if min(rest.values()) <= middle[1, FEW]:
+        print("the long runs take hardly longer than their start, and say nothing of it: take more --texts")
+    else:
+        print(f"without the start: {rest[1] / rest[2]:.2f}, {60 * (texts - FEW) / rest[2]:.1f} texts a minute with two")
+    print(f"the same file: {'yes' if same else 'NO'}")
 
 
-def _rate(model: str, texts: int, length: int, warmup: int, sampler: str, workers: int) -> float:
-    """Texts a minute, from the first batch of every worker to the last of all: the start does not count."""
-    from structured_voronoi.run.generation import Request, fulfil
-
-    request = Request(
-        model,
-        n=texts,
-        length=length,
-        ends="never",
-        sampler=sampler,
-        warmup=warmup,
-        progress=False,
-        workers=workers,
-    )
-    came = [(perf_counter(), len(batch.texts)) for batch in fulfil(request, lambda _: None, lambda _: None)]
-    counted = sum(count for _, count in came[workers:])
-    return 60 * counted / (came[-1][0] - came[workers - 1][0])
+def _time_command(words: list[str], workers: int, texts: int, out: Path) -> float:
+    command = [sys.executable, "-c", "from structured_voronoi.cli import main; main()", "sample", "-n", str(texts)]
+    command += ["--workers", str(workers), "--out", str(out), *words]
+    began = perf_counter()
+    subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True)
+    return perf_counter() - began
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("simulate", "measure", "driver"))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument(
-        "--texts", type=int, default=160, help="batches of 16, of which each worker's first does not count"
-    )
-    parser.add_argument("--sampler", default="svs+refresh")
-    parser.add_argument("--length", type=int, default=32)
-    parser.add_argument("--warmup", type=int, default=4)
-    asked = parser.parse_args()
+    parser.add_argument("--texts", type=int, default=160, help="of the long runs that are measured")
+    parser.add_argument("--repeats", type=int, default=3)
+    asked, words = parser.parse_known_args()
     if asked.what == "simulate":
         report_simulation(asked.seed)
     elif asked.what == "measure":
-        measure(asked.model, asked.texts, asked.length, asked.warmup, asked.sampler)
+        measure(words or MEASURED, asked.texts, asked.repeats)
     else:
         seconds, busy = time_driver()
         print(f"{1000 * seconds:.1f} ms for a part, {1000 * busy:.1f} ms of them of a core")

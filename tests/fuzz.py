@@ -14,9 +14,11 @@ import json
 import math
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
+import struct
 import sys
 import tempfile
 import time
@@ -45,12 +47,17 @@ from structured_voronoi.models.training import UNFINISHED, Recipe, train_languag
 from structured_voronoi.problem.problem import bind
 from structured_voronoi.run.prompt_files import read_prompts
 from system.commands import as_if_fresh
+from system.gguf_files import write_gguf
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 Word = Literal["accepted", "refused", "unclear", "traceback", "hang", "half written"]
 GOOD = ("accepted", "refused")
 MOST_SECONDS, MOST_WAITING = 30.0, 240.0
 """Of computing, and of waiting on a machine where others compute too, before an input counts as a hang."""
+MOST_MEMORY = 2 * 2**30
+"""Bytes that a damaged file may take, of which a whole one takes a few millions."""
+GGUF_HEADER = 24_000
+"""Bytes of the header of a GGUF file of the bundled model, roughly."""
 CHECKS = list(HealthCheck)
 """Hypothesis's own, which are left out: inputs are few and slow on purpose."""
 
@@ -270,6 +277,8 @@ def fuzz_sample(draw: Draw) -> Outcome:
         "--dtype": st.sampled_from(["int8", "float8", "double", "complex64", "", "float"]),
         "--prompts": st.sampled_from(PLACES),
         "--out": st.sampled_from([*PLACES[:-1], "folder"]),
+        "--checkpoint": st.sampled_from([*PLACES, "new/run"]),
+        "--workers": st.sampled_from(["0", "-1", "1.5", "rays", "ray://", "ray://nobody:1", "ray:x", "9" * 30, ""]),
         "--control": CONTROLS,
     }
     for name in draw(st.lists(st.sampled_from(sorted(hostile)), min_size=1, max_size=2, unique=True)):
@@ -309,8 +318,9 @@ def _joined(options: dict[str, str]) -> list[str]:
 def run(words: list[str]) -> Outcome:
     folder = strange_places()
     outcome = judge(" ".join(map(ascii, words)), lambda: command(words, folder), folder)
-    for left in ("new", "results"):  # what accepted commands wrote
-        shutil.rmtree(folder / left, ignore_errors=True)
+    if outcome.word == "accepted":  # what it wrote goes, so that the next one finds what was there
+        shutil.rmtree(folder)
+        strange_places.cache_clear()
     return outcome
 
 
@@ -378,6 +388,71 @@ def fuzz_model_folder(draw: Draw) -> Outcome:
         sv.sample(target, sv.Ancestral(), chains=1, draws=1, progress=False)
 
     return judge(case, use)
+
+
+SIZES = {
+    "tensors": (8, "<Q"),
+    "fields": (16, "<Q"),
+    "the first name": (24, "<Q"),
+    "context": (b"gpt2.context_length", "<I"),
+    "width": (b"gpt2.embedding_length", "<I"),
+    "layers": (b"gpt2.block_count", "<I"),
+    "heads": (b"gpt2.attention.head_count", "<I"),
+    "epsilon": (b"gpt2.attention.layer_norm_epsilon", "<I"),
+    "first token": (b"tokenizer.ggml.bos_token_id", "<I"),
+    "last token": (b"tokenizer.ggml.eos_token_id", "<I"),
+    "kind of tokens": (b"tokenizer.ggml.tokens", "<I"),
+    "kind of merges": (b"tokenizer.ggml.merges", "<I"),
+    "rows of embeddings": (b"token_embd.weight", "<Q"),
+    "rows of positions": (b"position_embd.weight", "<Q"),
+}
+"""Where a GGUF file says how large something is: a place, or the name after which, and the type, it stands."""
+
+
+def fuzz_gguf(draw: Draw) -> Outcome:
+    """GGUF files that are cut off, have a bit flipped in their header or weights, or sizes that no model has."""
+    whole, path = _gguf(), strange_places() / "damaged.gguf"
+    how = draw(st.sampled_from(["size", "size", "header", "header", "bytes"]))
+    if how == "size":
+        what = draw(st.sampled_from(sorted(SIZES)))
+        place, form = SIZES[what]
+        place = place if isinstance(place, int) else whole.index(place) + len(place) + 4
+        value = draw(st.sampled_from([0, 1, 7, 9, 5000, 2**31 - 1, 2**32 - 1, 2**40, 2**63, 2**64 - 1]))
+        size = struct.calcsize(form)
+        damaged, how = (
+            whole[:place] + struct.pack(form, value % 2 ** (8 * size)) + whole[place + size :],
+            f"{what} {value}",
+        )
+    else:
+        end = len(whole) if how == "bytes" else GGUF_HEADER
+        damaged = _damaged(draw, whole[:end]) + whole[end:] if how == "header" else _damaged(draw, whole)
+    path.write_bytes(damaged)
+
+    def use() -> None:
+        with _memory(MOST_MEMORY):
+            target = sv.LanguageModel.load(str(path), prompt="Near the", length=2)
+            sv.sample(target, sv.Ancestral(), chains=1, draws=1, progress=False)
+
+    return judge(f"GGUF: {how}", use)
+
+
+@lru_cache
+def _gguf() -> bytes:
+    path, model = strange_places() / "whole.gguf", _model()
+    write_gguf(path, model.model, model.tokenizer)
+    return path.read_bytes()
+
+
+@contextlib.contextmanager
+def _memory(most: int) -> Iterator[None]:
+    """So many bytes more than now; what asks for others meets a MemoryError, and does not take the machine along."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def fuzz_classifier_folder(draw: Draw) -> Outcome:
@@ -561,11 +636,12 @@ def fuzz_generate(draw: Draw) -> Outcome:
 
 
 GROUPS: dict[str, tuple[Callable[[Draw], Outcome], float]] = {
-    "svs sample": (fuzz_sample, 0.3),
+    "svs sample": (fuzz_sample, 0.24),
     "other commands": (fuzz_other_commands, 0.1),
     "words": (fuzz_words, 0.05),
     "readers": (fuzz_readers, 0.15),
     "model folders": (fuzz_model_folder, 0.06),
+    "GGUF files": (fuzz_gguf, 0.06),
     "classifier folders": (fuzz_classifier_folder, 0.06),
     "lookahead folders": (fuzz_lookahead_folder, 0.04),
     "training checkpoints": (fuzz_training_checkpoint, 0.04),

@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from structured_voronoi.errors import SamplingError
+from structured_voronoi.errors import SamplingError, is_folder
 
 FORMAT = 1
 MANIFEST, LOCK, NEW = "manifest.json", "run.lock", ".new"
@@ -89,6 +89,19 @@ class Manifest:
             raise SamplingError(f"{path} names {outside[0]!r}, which is no part's name; begin anew in another folder")
         return manifest
 
+    @property
+    def far(self) -> str:
+        """How far the run has come, in words; nothing, where it has not said so."""
+        done, of, unit = (self.progress.get(name, "") for name in ("done", "of", "unit"))
+        return f"{done:,}{f' of {of:,}' if of else ''} {unit}" if self.progress else ""
+
+    def read(self, folder: Path, name: str) -> bytes:
+        """The bytes of a part, compared with its checksum."""
+        said = _damage(folder / name, self.parts[name])
+        if said:
+            raise DamagedError(f"{said}; restore it, or begin anew in another folder")
+        return (folder / name).read_bytes()
+
     def damage(self, folder: Path) -> list[str]:
         """What is wrong with the files of the parts, each with its name."""
         return [said for name, part in self.parts.items() if (said := _damage(folder / name, part))]
@@ -97,7 +110,7 @@ class Manifest:
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a folder that somebody may be writing to."""
     path = folder / MANIFEST
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise SamplingError(f"{folder} is no folder; name one that a run was kept in with --checkpoint")
     if not path.is_file():
         raise SamplingError(f"{folder} holds no {MANIFEST}, so that it is no checkpoint; name a folder that is one")
@@ -115,11 +128,14 @@ class Store:
         self.folder = Path(folder)
         self.manifest: Manifest | None = None
         try:
+            self._made = [place for place in (self.folder, *self.folder.parents) if not place.exists()]
             self.folder.mkdir(parents=True, exist_ok=True)
             self._refuse_foreign()
             self._lock = _take_lock(self.folder)
         except OSError as error:
             self._refuse(self.folder, error)
+        except ValueError as error:  # its name holds a NUL
+            raise SamplingError(f"the checkpoint {str(folder)!r} cannot be written ({error}); write a name") from error
         try:
             self._look_around(resume)
         except OSError as error:
@@ -132,16 +148,31 @@ class Store:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Free the lock; whoever has stopped the run with Ctrl-C is told what there is of it."""
+        if isinstance(error, KeyboardInterrupt) and self.manifest is not None and self.manifest.far:
+            error.add_note(f"{self.manifest.far} are kept in {self.folder}")
         self.close()
 
     def close(self) -> None:
-        """Free the lock; the kernel does so where a process is killed."""
+        """Free the lock, as the kernel does where a process is killed; folders made for a run that did not begin go."""
         if self._lock >= 0:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._lock, 0)
+            if self.manifest is None and self._made:
+                self._remove([LOCK])
+                with contextlib.suppress(OSError):  # somebody else may have put something there
+                    for place in self._made:
+                        place.rmdir()
             os.close(self._lock)
             self._lock = -1
+
+    def check_kind(self, kind: str) -> None:
+        """Refuse to go on with a run of another command; nothing else need be known for that."""
+        if self.manifest is not None and self.manifest.kind != kind:
+            raise SamplingError(
+                f"{self.folder} holds a run of {self.manifest.kind}, not of {kind}; choose another folder"
+            )
 
     def begin(self, kind: str, settings: Mapping[str, Any], versions: Mapping[str, str]) -> None:
         """Write down what the run is; where there is a run already, refuse to go on with another one."""
@@ -150,10 +181,7 @@ class Store:
             now = _now()
             self._write_manifest(Manifest(kind, asked, dict(versions), begun=now, written=now))
             return
-        if self.manifest.kind != kind:
-            raise SamplingError(
-                f"{self.folder} holds a run of {self.manifest.kind}, not of {kind}; choose another folder"
-            )
+        self.check_kind(kind)
         for name, old, new in _differences(self.manifest.settings, asked):
             raise SamplingError(
                 f"{self.folder} holds a run with another {name} ({_short(old)}, not {_short(new)}); "
@@ -172,11 +200,7 @@ class Store:
 
     def read(self, name: str) -> bytes:
         """The bytes of a part."""
-        path = self.folder / name
-        said = _damage(path, self.run.parts[name])
-        if said:
-            raise DamagedError(f"{said}; restore it, or begin anew in another folder")
-        return path.read_bytes()
+        return self.run.read(self.folder, name)
 
     def commit(
         self,
@@ -184,10 +208,11 @@ class Store:
         drop: Iterable[str] = (),
         progress: dict[str, Any] | None = None,
         finished: bool = False,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         """Add new parts and leave others out, all at once: a kill in between leaves the folder as it was.
 
-        A part never changes: what takes its place has another name.
+        A part never changes: what takes its place has another name. Given ``settings`` take the place of the run's own.
         """
         drop, parts = list(drop), dict(self.run.parts)
         assert not parts.keys() & new.keys()
@@ -195,10 +220,11 @@ class Store:
         for name in drop:
             del parts[name]
         progress = self.run.progress if progress is None else progress
+        changed = replace(self.run, parts=parts, written=_now(), progress=progress, finished=finished)
         try:
             for name, data in new.items():
                 self._write(name, data)
-            self._write_manifest(replace(self.run, parts=parts, written=_now(), progress=progress, finished=finished))
+            self._write_manifest(changed if settings is None else replace(changed, settings=dict(settings)))
         except SamplingError:
             self._remove(new)  # a full disk has no room for what is not listed
             raise
@@ -245,7 +271,9 @@ class Store:
         remedy = "choose another folder"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             remedy = "what was kept before is whole: make room and resume"
-        cause = "it is a file" if isinstance(error, FileExistsError) else error.strerror
+        cause = error.strerror
+        if isinstance(error, FileExistsError):
+            cause = "it is a file" if path.exists() else "it is a link that leads nowhere"
         raise SamplingError(f"the checkpoint {path} cannot be written ({cause}); {remedy}") from error
 
 
@@ -281,7 +309,11 @@ class LineFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Close the file; whoever has pressed Ctrl-C is told what is in it."""
+        if isinstance(error, KeyboardInterrupt) and self.path.is_file():
+            with self.path.open("rb") as file:
+                error.add_note(f"{sum(1 for _ in file):,} lines are in {self.path}")
         if self._file >= 0:
             os.close(self._file)
 
@@ -330,6 +362,9 @@ def _take_lock(folder: Path) -> int:
     except OSError:
         os.close(lock)
         raise
+    if not os.fstat(lock).st_nlink:  # it was removed with its folder while we came
+        os.close(lock)
+        return _take_lock(folder)
     os.ftruncate(lock, 0)
     os.write(lock, str(os.getpid()).encode())
     return lock

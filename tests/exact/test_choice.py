@@ -14,6 +14,7 @@ from torch import Tensor
 
 import structured_voronoi as sv
 from structured_voronoi.contracts import Chains
+from structured_voronoi.errors import NoStartError
 from structured_voronoi.lookahead.lookahead import Lookahead
 from structured_voronoi.lookahead.rounds import share_of
 from structured_voronoi.metrics.divergence import pooled_chi_square
@@ -188,11 +189,33 @@ def test_targets_without_redraws_are_left_to_svs() -> None:
     assert (plan.name, plan.reason) == ("svs", "svs, because the tokens of this target cannot be redrawn")
 
 
-def test_what_nothing_satisfies_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def never() -> Predicate:
+    return Predicate(lambda text: False, "never")
+
+
+def test_what_nothing_leads_to_is_given_up_after_the_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With their number and the bound that follows; no lookahead is fitted, and no start is looked for."""
+    refuse_fits(monkeypatch)
+    monkeypatch.setattr(choice, "_offer_of_svs", None)
+    monkeypatch.setattr(choice, "LEAST_TRIES", 64)
+    monkeypatch.setattr(choice, "LEAST_SECONDS", math.inf)
+    monkeypatch.setattr(choice, "PART", 0.0)
+    said = r"none of 128 texts of the model satisfied never, so that at most 1 in 43 does \(95 %\), .*; loosen it, give"
+    for controls in ([never()], [Second(0.0), never()], [Predicate.keyword("the"), never()]):
+        with pytest.raises(NoStartError, match=said):
+            plan_texts(under(*controls))
+
+
+def test_what_others_may_lead_to_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rare word may be met first, and a few tries in vain say little: all samplers are asked."""
     monkeypatch.setattr(drawing, "RELAXED_TRIES", 20)
+    monkeypatch.setattr(choice, "LEAST_TRIES", 64)
     said = r"no sampler found .*guided not possible \(never was satisfied by none of 128.*no start found\); loosen"
-    with pytest.raises(sv.SamplingError, match=said):
-        plan_texts(under(Predicate(lambda text: False, "never"), length=3))
+    with pytest.raises(NoStartError, match=said):
+        plan_texts(under(Predicate.keyword("excellent"), never(), length=3))
+    monkeypatch.setattr(choice, "LEAST_TRIES", math.inf)
+    with pytest.raises(NoStartError, match=said):
+        plan_texts(under(never(), length=3))
 
 
 def test_what_a_pilot_never_saw_may_still_have_a_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,9 @@ import structured_voronoi as sv
 from structured_voronoi.contracts import REDRAW_LENGTHS, Info, blank_info
 from structured_voronoi.lookahead.lookahead import untrained
 from structured_voronoi.problem.problem import bind
-from structured_voronoi.run import diagnosis
-from structured_voronoi.run.diagnosis import DISTANCE, Diagnosis, Record, diagnose_record, mixing_of
+from structured_voronoi.run import diagnosis_records
+from structured_voronoi.run.diagnosis import Diagnosis, diagnose_record
+from structured_voronoi.run.diagnosis_records import DISTANCE, Record, mixing_of
 from structured_voronoi.targets.tabular import AutoregressiveTable
 from structured_voronoi.verify import random_target
 
@@ -210,7 +211,7 @@ def test_one_text_a_chain_is_judged_by_its_steps() -> None:
 def test_many_draws_are_judged_by_some_of_the_chains(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.random.default_rng(0).normal(size=(64, 50))
     every = mixing_of(values)
-    monkeypatch.setattr(diagnosis, "MOST_VALUES", 400)
+    monkeypatch.setattr(diagnosis_records, "MOST_VALUES", 400)
     some = mixing_of(values)
     assert some.mean == every.mean
     assert some.rhat != every.rhat

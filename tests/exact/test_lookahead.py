@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -21,7 +22,7 @@ from torch import Tensor
 import structured_voronoi as sv
 from helpers import check_stationarity
 from structured_voronoi.automata.patterns import compile_pattern
-from structured_voronoi.automata.vocabulary import TokenAutomaton, token_bytes
+from structured_voronoi.automata.vocabulary import TokenAutomaton, can_all_match, token_bytes
 from structured_voronoi.contracts import Pattern
 from structured_voronoi.controls.parsing import parse_control
 from structured_voronoi.experiments.exactness.guided import lookaheads
@@ -29,7 +30,7 @@ from structured_voronoi.expressions import CannotCompile, CharacterAutomaton
 from structured_voronoi.lookahead import fitting
 from structured_voronoi.lookahead.fitting import draw_pilot
 from structured_voronoi.lookahead.heads import PatternHead
-from structured_voronoi.lookahead.lookahead import Lookahead, untrained
+from structured_voronoi.lookahead.lookahead import Lookahead, check_patterns, untrained
 from structured_voronoi.lookahead.rounds import refine_in_rounds, share_of
 from structured_voronoi.problem.problem import bind
 from structured_voronoi.run.probability import summarise_weights
@@ -525,3 +526,38 @@ def test_a_limit_in_seconds_makes_the_pilot_smaller(monkeypatch: pytest.MonkeyPa
     assert drawn == [fitting.LEAST_TEXTS]
     with pytest.raises(sv.SamplingError, match="seconds"):
         Lookahead.fit(target, texts=512, progress=False, seconds=-1.0)
+
+
+def test_whether_several_patterns_go_together_is_known_before_anything_is_drawn() -> None:
+    """As a search through all texts finds it, of random automata, some of which contradict each other."""
+    found = []
+    for seed in range(60):
+        source = torch.Generator().manual_seed(seed)
+        automata = [
+            TokenAutomaton(
+                torch.randint(4, (4, 3), generator=source, dtype=torch.int32),
+                torch.rand(4, generator=source) < 0.3,
+                torch.zeros(4, dtype=torch.bool),
+                length=4,
+            )
+            for _ in range(2)
+        ]
+        texts = torch.cartesian_prod(*[torch.arange(3)] * 4)
+        match = [automaton.accepting[automaton.states_after(texts)] for automaton in automata]
+        found.append(bool((match[0] & match[1]).any()))
+        assert can_all_match(automata, 4) == found[-1]
+    assert 10 < sum(found) < 50
+
+
+@pytest.mark.parametrize("ends", ["never", "anywhere"])
+def test_controls_that_contradict_each_other_are_refused(ends: str) -> None:
+    model = sv.LanguageModel.load("bundled", length=8, ends=ends)
+    river = Predicate.keyword("river")
+    for others, is_possible in (
+        ([Predicate.keyword("pub")], True),
+        ([~river], False),
+        ([Predicate.regex("^The"), Predicate.regex("^A")], False),
+    ):
+        problem = bind(sv.Controlled(model, dict.fromkeys([river, *others], 1.0)))
+        with contextlib.nullcontext() if is_possible else pytest.raises(sv.SamplingError, match="can satisfy all of "):
+            check_patterns(problem)

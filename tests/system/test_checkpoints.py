@@ -321,6 +321,9 @@ def test_a_command_that_was_stopped_writes_the_same_file(
         patch.setattr(texts, "_make_texts", stopped)
         with pytest.raises(Stopped):
             svs(*words, "--out", "stopped.jsonl", cwd=tmp_path)
+    kept = read_manifest(tmp_path / "run")
+    texts_kept = "texts" if any(name.startswith("batch-") for name in kept.parts) else ""
+    assert kept.far.endswith(texts_kept)  # whatever has written them, it said how far they are
     with monkeypatch.context() as patch:
         if case != "prompts under control":  # where there is more to decide
             patch.setattr(generation, "plan_texts", None)  # what was decided once is not decided again
@@ -336,6 +339,33 @@ def test_a_command_that_was_stopped_writes_the_same_file(
     assert resumed.stdout == whole.stdout
     again = svs(*words[: len(TEXTS) + len(CASES[case])], "--checkpoint", "run", "--resume", cwd=tmp_path)
     assert again.stdout == whole.stdout
+
+
+@pytest.mark.parametrize(("case", "steps"), [("chains", 1), ("prompts under control", 0)])
+def test_more_texts_than_at_first_are_those_of_a_run_that_had_them_from_the_start(
+    case: str, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Raised amid the first batch, after some steps, and once more after the end."""
+    controls = CASES[case][CASES[case].index("--control") :]
+
+    def draw(texts: int, *more: str, code: int = 0) -> str:
+        return svs("sample", "-n", str(texts), *TEXTS[3:], *controls, *more, code=code, cwd=tmp_path).stderr
+
+    kept = ("--checkpoint", "run", "--resume", "--out", "grown.jsonl")
+    with stopping(monkeypatch, steps):
+        draw(3, *kept)
+    for texts in (5, 12):
+        draw(texts, *kept)
+    draw(12, "--out", "whole.jsonl")
+    assert (tmp_path / "grown.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    manifest = read_manifest(tmp_path / "run")
+    assert (manifest.settings["n"], manifest.far, manifest.finished) == (12, "12 of 12 texts", True)
+    assert len([name for name in manifest.parts if name.startswith("batch-")]) == 3
+    assert "another n (12, not 5)" in draw(5, *kept, code=2)
+    (tmp_path / "prompts.txt").write_text("Near the\nThe\n")
+    several = ("--prompts", "prompts.txt", "--checkpoint", "several", "--resume")
+    draw(1, *several)
+    assert "those of all prompts but the first would be others; ask for 1 again" in draw(2, *several, code=2)
 
 
 def test_a_command_refuses_what_is_not_its_run(tmp_path: Path) -> None:
@@ -357,14 +387,30 @@ def test_a_command_refuses_what_is_not_its_run(tmp_path: Path) -> None:
         "holds a run of texts, not of training"
         in svs(*training, "--resume", "--checkpoint", str(tmp_path / "run"), code=2).stderr
     )
+    with pytest.MonkeyPatch.context() as patch:  # before anything is loaded
+        patch.setattr(sv.LanguageModel, "load", None)
+        asked = ("probability", "--control", "keyword=a", "--checkpoint", str(tmp_path / "run"))
+        assert "add --resume or choose another folder" in svs(*asked, code=2).stderr
+        assert "holds a run of texts, not of probability" in svs(*asked, "--resume", code=2).stderr
+    nowhere = ("--model", str(tmp_path / "nowhere"), "--checkpoint", str(tmp_path / "new" / "run"))
+    svs("sample", *nowhere, code=2)
+    svs("probability", "--control", "keyword=a", *nowhere, code=2)
+    assert not (tmp_path / "new").exists()
     (tmp_path / "file").write_text("")
     assert "it is a file" in svs("sample", "--checkpoint", str(tmp_path / "file"), code=2).stderr
+    (tmp_path / "link").symlink_to("nowhere")
+    assert "it is a link that leads nowhere" in svs("sample", "--checkpoint", str(tmp_path / "link"), code=2).stderr
     with Store(tmp_path / "run"):
         assert f"is in use by process {os.getpid()}" in svs(*words, "--resume", code=2).stderr
     shown = svs("runs", "show", str(tmp_path / "run")).stdout
     assert "texts, finished, 1 of 1 texts" in shown
     assert '  model: "bundled"\n' in shown
     assert "\ntext: " in shown
+    (batch,) = (tmp_path / "run").glob("batch-*")
+    batch.write_bytes(b"?" * batch.stat().st_size)
+    assert f"{batch} is damaged" in svs("runs", "show", str(tmp_path / "run"), code=2).stderr
+    batch.unlink()
+    assert f"{batch} is missing; restore it" in svs("runs", "show", str(tmp_path / "run"), code=2).stderr
 
 
 def test_probability_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,7 +444,7 @@ def test_probability_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_training_that_is_asked_to_stop_keeps_the_step_under_way(number: int, tmp_path: Path) -> None:
     texts = [one.text for one in descriptions(60, seed=0)]
     corpus, recipe = Corpus(texts, texts[:9]), Recipe(280, width=8, layers=1, heads=1, context=32, batch=8)
-    whole = train_language_model(corpus, tmp_path / "whole", recipe, lambda note, steps: None)
+    whole, steps = train_language_model(corpus, tmp_path / "whole", recipe, lambda note, steps: None), recipe.steps(60)
     taken, previous = 0, signal.signal(signal.SIGTERM, signal.default_int_handler)
 
     def ask(note: str, steps: int) -> None:
@@ -408,8 +454,9 @@ def test_a_training_that_is_asked_to_stop_keeps_the_step_under_way(number: int, 
             signal.raise_signal(number)
 
     try:
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt) as stop:
             train_language_model(corpus, tmp_path / "part", recipe, ask)
+        assert stop.value.__notes__ == [f"4 of {steps} steps are kept in {tmp_path / 'part' / 'unfinished'}"]
         assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGTERM, previous)
@@ -440,11 +487,16 @@ def test_sigterm_ends_a_command_as_ctrl_c_does(tmp_path: Path) -> None:
     finally:
         running.kill()
     assert running.returncode == 143
-    assert said.splitlines()[-1] == "svs: ended by SIGTERM; what was written is whole"
     assert "Traceback" not in said
     lines = out.read_text(encoding="utf-8")
     assert lines.endswith("\n")
-    assert len([json.loads(line) for line in lines.splitlines()]) >= 8
+    count = len([json.loads(line) for line in lines.splitlines()])
+    assert count >= 8
+    last = said.splitlines()[-1]
+    assert last.startswith("svs: ended by SIGTERM; ")
+    assert f"; {count} lines are in {out}; go on with: svs sample -n 5000 " in last
+    assert last.endswith(f" --checkpoint {folder} --resume")
+    assert re.search(rf"; [\d,]+ of 5,000 texts are kept in {folder}; ", last) or read_manifest(folder).far == ""
     svs("runs", "check", str(folder))
 
 

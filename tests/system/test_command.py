@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from helpers import SVS
+from structured_voronoi import cli
 from system.commands import svs
 
 IMPORTED = """
@@ -92,6 +94,39 @@ def test_a_mistake_in_a_process_of_its_own() -> None:
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "notes", "said"),
+    [
+        (["ls"], [], "interrupted"),
+        (["probability", "--control", "keyword=a"], [], "interrupted; with --checkpoint DIR it could be resumed"),
+        (["train", "lm"], [], "interrupted"),
+        (["train", "lm", "--out", "a b"], ["3 steps"], "interrupted; 3 steps; go on with: svs train lm --out 'a b'"),
+        (["sample", "--checkpoint=run"], [], "interrupted; go on with: svs sample --checkpoint=run --resume"),
+        (
+            ["sample", "--resume", "--checkpoint", "r"],
+            [],
+            "interrupted; go on with: svs sample --resume --checkpoint r",
+        ),
+        (
+            ["sample", "--checkpoint", "r", "--prompt", "a\nb"],
+            [],
+            "interrupted; go on with the same command and --resume",
+        ),
+    ],
+)
+def test_whoever_stops_a_command_is_told_how_to_go_on(
+    words: list[str], notes: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any, **__: Any) -> int:
+        interrupt = KeyboardInterrupt()
+        for note in notes:
+            interrupt.add_note(note)
+        raise interrupt
+
+    monkeypatch.setattr(cli, "app", stop)
+    assert svs(*words, code=130).stderr == f"svs: {said}\n"
+
+
 def test_unwritable_folders_are_refused_before_the_work(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("in the way")
@@ -136,5 +171,5 @@ def test_interrupt_ends_at_once_and_leaves_no_half_report(tmp_path: Path) -> Non
     os.killpg(process.pid, signal.SIGINT)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert error.strip() == "svs: interrupted"
+    assert error.strip() == "svs: interrupted; with --checkpoint DIR it could be resumed"
     assert list(tmp_path.iterdir()) == []

@@ -143,6 +143,9 @@ def test_every_whole_number_of_every_command_is_read_in_digits() -> None:
         (["sample", "--prompts", "/dev/zero"], "is a pipe or a device, which may never end; write it to a file first"),
         (["sample", "--prompts", "pipe"], "is a pipe or a device"),
         (["sample", "--prompts", "huge.csv"], "huge.csv has 5,120 MiB, and at most 100 are read; give a part of it"),
+        (["sample", "--checkpoint", "a\0b"], "the checkpoint 'a\\x00b' cannot be written (embedded null byte)"),
+        (["sample", "--checkpoint", "pipe"], "the checkpoint pipe cannot be written (it is a file)"),
+        (["runs", "show", "x" * 300], "is no folder; name one that a run was kept in"),
         (["train", "lm", "--data", "/dev/zero", "--out", "new"], "is a pipe or a device"),
         (["train", "lm", "--data", "socket", "--out", "new"], "is a pipe or a device"),
         (["train", "classifier", "--data", "x" * 300 + ".csv", "--label", "a", "--out", "new"], "File name too long"),
@@ -289,8 +292,17 @@ def test_absurd_models_are_refused(layers: int, said: str, tmp_path: Path) -> No
 
     config = json.loads((BUNDLED / "config.json").read_text()) | {"n_layer": layers}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(sv.SamplingError, match=f"its config.json says {said}, and models have 1 to 1,000"):
+    with pytest.raises(sv.SamplingError, match=f"its config says {said}, and models have 1 to 1,000"):
         sv.LanguageModel.load(str(tmp_path))
+
+
+def test_a_link_to_a_file_that_is_not_there_yet_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "link.jsonl").symlink_to("texts.jsonl")
+    svs(*TINY, "--model", "nowhere.gguf", "--out", "link.jsonl", code=2, cwd=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["link.jsonl"]  # what was refused has left nothing behind
+    svs(*TINY, "--out", "link.jsonl", cwd=tmp_path)
+    assert (tmp_path / "link.jsonl").is_symlink()
+    assert len((tmp_path / "texts.jsonl").read_text().splitlines()) == 1
 
 
 def test_in_processes_of_their_own(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,10 @@ def test_a_resumed_run_computes_only_what_is_missing(
     assert computed == list(DIMENSIONS)
     with monkeypatch.context() as patch:
         interrupt_at(patch, 3)
-        svs("reproduce", "hypercube", *kept, code=130)
+        said = svs("reproduce", "hypercube", *kept, code=130).stderr
+    command = shlex.join(["svs", "reproduce", "hypercube", *kept, "--resume"])
+    assert said == f"svs: interrupted; 2 tasks are kept in {tmp_path / 'run'}; go on with: {command}\n"
+    assert "svs reproduce, unfinished, 2 tasks\n" in svs("runs", "show", str(tmp_path / "run")).stdout
     computed.clear()
     svs("reproduce", "hypercube", *kept, "--resume")
     assert computed == [3]

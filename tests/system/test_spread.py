@@ -14,8 +14,9 @@ from xarray import DataTree
 import structured_voronoi as sv
 from structured_voronoi.problem.problem import bind
 from structured_voronoi.run import checkpoints, spread, spread_chains
+from structured_voronoi.run.processes import Processes
 from structured_voronoi.run.spread import Sent, SpreadCheckpoint, Task
-from structured_voronoi.run.workers import Event, Lost, Processes, Work, event_of, packed, respond, unpacked
+from structured_voronoi.run.workers import Event, Lost, Work, event_of, packed, respond, unpacked
 from system.commands import svs
 from system.fragile import Fragile
 
@@ -145,6 +146,8 @@ def test_a_stopped_run_goes_on_with_another_number_of_workers(
     drawn = stopped["posterior"].sizes["draw"]
     assert 0 < drawn < SETTINGS["draws"]
     assert stopped["posterior"].dataset.identical(alone["posterior"].dataset.isel(draw=slice(drawn)))
+    told, judged = sv.diagnose(stopped), sv.diagnose(tmp_path)  # from the parts of both workers
+    assert (judged.about, judged.warnings) == (told.about, told.warnings)
     assert same(sv.sample(target, SAMPLER, **SETTINGS, checkpoint=tmp_path, workers=later), alone)
     monkeypatch.setattr(spread, "hire", lambda workers, folder: Processes(0))  # a finished run needs no worker
     assert same(sv.sample(target, SAMPLER, **SETTINGS, checkpoint=tmp_path, workers=later), alone)
@@ -182,6 +185,19 @@ def test_texts_are_the_same_for_every_split(asked: dict[str, Any], here: Callabl
 
 
 @pytest.mark.usefixtures("here")
+def test_more_texts_of_workers_are_those_of_a_run_that_had_them_from_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"length": 6, "ends": "never", "sampler": "svs+refresh", "warmup": 2, "progress": False}
+    kept = {**asked, "checkpoint": tmp_path, "workers": 2}
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 3)
+        with pytest.raises(KeyboardInterrupt):
+            sv.generate("bundled", n=5, **kept)
+    assert sv.generate("bundled", n=9, **kept).draws == sv.generate("bundled", n=9, **asked).draws
+
+
+@pytest.mark.usefixtures("here")
 def test_a_probability_is_the_same_for_every_split() -> None:
     target = sv.Controlled(sv.LanguageModel.load("bundled", length=6), {sv.controls.Predicate.characters(10): 1.0})
     lookahead = sv.Lookahead.fit(target, texts=64, progress=False)
@@ -197,7 +213,7 @@ def test_the_command_has_workers(tmp_path: Path) -> None:
     assert len(done.stdout.splitlines()) == 4
 
 
-@pytest.mark.parametrize("wrong", ["0", "-1", "1.5", "two", "rays", ""])
+@pytest.mark.parametrize("wrong", ["0", "-1", "1.5", "two", "rays", "ray://", ""])
 def test_workers_that_are_none_are_refused(wrong: str) -> None:
     said = svs("sample", "--workers", wrong, code=2).stderr
     assert said.startswith("svs: workers = ")

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from structured_voronoi.errors import NoStartError, SamplingError
-from structured_voronoi.run.workers import RUNS, Crew, Processes, Report, Work, side_by_side
+from structured_voronoi.run.processes import Processes
+from structured_voronoi.run.side_by_side import side_by_side
+from structured_voronoi.run.workers import RUNS, Crew, Report, Work
 
 SECONDS = 30.0
 """After which a process that should have ended is taken to go on for ever."""
@@ -130,7 +132,8 @@ SCRIPT = """
 import os, time
 from functools import partial
 from pathlib import Path
-from structured_voronoi.run.workers import Crew, Processes
+from structured_voronoi.run.processes import Processes
+from structured_voronoi.run.workers import Crew
 
 def sleep(task, report):
     Path(f"{task}.pid").write_text(str(os.getpid()))

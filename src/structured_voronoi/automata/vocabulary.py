@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Self
 
@@ -20,6 +21,8 @@ from structured_voronoi.errors import SamplingError
 SPACE_MARK = "▁"
 CHECKED = 256
 """Tokens whose spelling is compared with the tokenizer's."""
+MOST_CASES = 20_000
+"""States of several automata together, times kinds of tokens, that are followed at a time."""
 
 
 @lru_cache(maxsize=2)
@@ -120,6 +123,27 @@ class TokenAutomaton:
         for _ in range(length):
             rows.append(rows[-1][self.next.long()].any(-1))
         return torch.stack(rows)
+
+
+def can_all_match(automata: Sequence[TokenAutomaton], length: int) -> bool:
+    """Is there a text of so many tokens that all of them match? Yes, too, where there is too much to follow."""
+    tables = torch.unique(torch.cat([automaton.next for automaton in automata]), dim=1)  # tokens that do the same
+    following = [table.cpu().numpy() for table in tables.split([len(automaton.next) for automaton in automata])]
+    reachable = [automaton.reachable.cpu().numpy() for automaton in automata]
+    satisfied = [automaton.satisfied.cpu().numpy() for automaton in automata]
+
+    def all_hold(parts: list[ndarray], states: Int[ndarray, "case automaton"]) -> Bool[ndarray, " case"]:
+        held: ndarray = np.all([part[column] for part, column in zip(parts, states.T, strict=True)], axis=0)
+        return held
+
+    states = np.zeros((1, len(automata)), dtype=np.int64)  # of every automaton, in every case there is
+    for left in reversed(range(length)):
+        steps = [table[column] for table, column in zip(following, states.T, strict=True)]
+        states = np.unique(np.stack(steps, axis=-1).reshape(-1, len(automata)), axis=0)
+        states = states[all_hold([part[left] for part in reachable], states)]
+        if not len(states) or len(states) * tables.shape[1] > MOST_CASES or all_hold(satisfied, states).any():
+            return bool(len(states))
+    return True
 
 
 def _token_steps(automaton: Automaton, spelt: list[bytes]) -> Int[ndarray, "state token"]:

@@ -6,6 +6,7 @@ import gc
 import io
 import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -77,12 +78,9 @@ def run(words: list[str], debug: bool = False) -> int:
     _show_full_help(words)
     try:
         return app(words, exit_on_error=False, print_error=False, result_action="return_value") or 0
-    except Terminated:
-        print("svs: ended by SIGTERM; what was written is whole", file=sys.stderr)
-        return 143
-    except KeyboardInterrupt:
-        print("svs: interrupted", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as stop:
+        print(f"svs: {_parting_words(stop, words)}", file=sys.stderr)
+        return 143 if isinstance(stop, Terminated) else 130
     except CycloptsError as error:
         print(f"svs: {' '.join(str(error).split())} See `svs --help`.", file=sys.stderr)
         return 2
@@ -96,6 +94,19 @@ def run(words: list[str], debug: bool = False) -> int:
         remedy = "" if isinstance(error, SamplingError) else "; make room, or ask for less or for another place"
         print(f"svs: {' '.join(str(error).split()) or type(error).__name__}{remedy}", file=sys.stderr)
         return 2
+
+
+def _parting_words(stop: KeyboardInterrupt, words: list[str]) -> str:
+    """What ended the command, what there is of it, as it has noted, and how to go on."""
+    said = ["ended by SIGTERM" if isinstance(stop, Terminated) else "interrupted", *getattr(stop, "__notes__", ())]
+    is_kept = any(word.partition("=")[0] == "--checkpoint" for word in words)
+    if is_kept or (words[:1] == ["train"] and len(said) > 1):  # a training keeps itself
+        missing = ["--resume"] if is_kept and "--resume" not in words else []
+        command = shlex.join(["svs", *words, *missing])
+        said.append(f"go on with: {command}" if command.isprintable() else "go on with the same command and --resume")
+    elif words[:1] in (["sample"], ["probability"], ["reproduce"]):
+        said.append("with --checkpoint DIR it could be resumed")
+    return "; ".join(said)
 
 
 def _show_full_help(words: list[str]) -> None:

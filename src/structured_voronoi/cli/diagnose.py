@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from structured_voronoi.run.diagnosis import Diagnosis, Record
+    from structured_voronoi.run.diagnosis import Diagnosis
+    from structured_voronoi.run.diagnosis_records import Record
 
 
 def diagnose(

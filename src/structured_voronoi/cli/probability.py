@@ -71,27 +71,20 @@ def probability(
     check_count(texts=texts)
     check_positive(control_timeout=control_timeout)
 
-    from structured_voronoi.run.generation import read_controls
-    from structured_voronoi.run.probability import probability as estimate
-    from structured_voronoi.targets.controlled import Controlled
-    from structured_voronoi.targets.language_model import LanguageModel
+    from structured_voronoi.run.probability import estimate, open_kept
 
-    with contextlib.redirect_stdout(sys.stderr):  # a control may print, but not into the result
+    kept_in = open_kept(checkpoint, resume, written_workers(workers))
+    with contextlib.redirect_stdout(sys.stderr), kept_in as kept:  # a control may print, but not into the result
+        from structured_voronoi.run.generation import read_controls
+        from structured_voronoi.targets.controlled import Controlled
+        from structured_voronoi.targets.language_model import LanguageModel
+
         controls = read_controls(control, device)
         language_model = LanguageModel.load(
             model, prompt=prompt, length=length, **written_ending(ends, stop), device=device, dtype=dtype
         )
         target = Controlled(language_model, controls, control_timeout)
-        found = estimate(
-            target,
-            texts,
-            seed,
-            keep=True,
-            monte_carlo=monte_carlo,
-            checkpoint=checkpoint,
-            resume=resume,
-            workers=written_workers(workers),
-        )
+        found = estimate(target, texts, seed, None, progress=True, keep=True, monte_carlo=monte_carlo, kept=kept)
     if as_json:
         print(json.dumps({**_as_numbers(found), "verdict": found.verdict}, ensure_ascii=False, allow_nan=False))
         return 0

@@ -42,9 +42,8 @@ def show(folder: Folder, /) -> int:
     """
     manifest = read_manifest(folder)
     size = sum(part.size for part in manifest.parts.values())
-    progress = manifest.progress
-    far = f"{progress['done']:,} of {progress['of']:,} {progress['unit']}" if progress else "nothing yet"
-    print(f"{folder}: {manifest.kind}, {'finished' if manifest.finished else 'unfinished'}, {far}")
+    finished = "finished" if manifest.finished else "unfinished"
+    print(f"{folder}: {manifest.kind}, {finished}, {manifest.far or 'nothing yet'}")
     print(f"begun {manifest.begun}, last written {manifest.written}; {len(manifest.parts)} parts, {size:,} bytes")
     for name, value in manifest.settings.items():
         if name != "target":  # what it is known by means nothing to people
@@ -75,5 +74,5 @@ def _some_texts(folder: Path, manifest: Manifest) -> list[str]:
         return []
     from structured_voronoi.run.stored import unpack
 
-    texts = unpack((folder / batches[0]).read_bytes())["texts"]
+    texts = unpack(manifest.read(folder, batches[0]))["texts"]
     return [str(text["text"]) for text in texts[:SHOWN_TEXTS]]

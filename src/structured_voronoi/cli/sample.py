@@ -164,6 +164,7 @@ def _check_writable(path: Path | None) -> None:
     if path is None:
         return
     try:
+        path = Path(os.path.realpath(path))  # a link stays what it is
         is_new = not path.exists()
         os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NONBLOCK", 0), 0o666))
         if is_new:

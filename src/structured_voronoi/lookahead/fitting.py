@@ -28,7 +28,7 @@ from structured_voronoi.lookahead.lookahead import (
     untrained,
 )
 from structured_voronoi.lookahead.rounds import perplexity_share, refine_in_rounds
-from structured_voronoi.problem.drawing import draw_all, redraw_by
+from structured_voronoi.problem.drawing import draw_all, log_bound, redraw_by
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.progress import Tick, progress_bar
 from structured_voronoi.streams import Rng, block_rows, in_blocks, inverse_cdf, widened

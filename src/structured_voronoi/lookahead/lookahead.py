@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from structured_voronoi.automata.patterns import CannotCompile, compile_pattern
-from structured_voronoi.automata.vocabulary import TokenAutomaton, token_bytes
+from structured_voronoi.automata.vocabulary import TokenAutomaton, can_all_match, token_bytes
 from structured_voronoi.contracts import Pattern, Target
 from structured_voronoi.errors import SamplingError, one_line
 from structured_voronoi.lookahead.heads import (
@@ -327,9 +327,15 @@ def token_automaton(problem: Problem, name: str) -> TokenAutomaton | None:
 
 
 def check_patterns(problem: Problem) -> None:
-    """Refuse a target whose patterns no text of its length can match, before anything is drawn."""
-    for name in problem.patterns:
-        token_automaton(problem, name)
+    """Refuse a target whose patterns no text of its length can match, each or all, before anything is drawn."""
+    found = {name: token_automaton(problem, name) for name in problem.patterns}
+    compiled = {name: automaton for name, automaton in found.items() if automaton is not None}
+    if len(compiled) > 1 and not can_all_match(list(compiled.values()), problem.length):
+        limit = "" if problem.padding is None else " at most"
+        raise SamplingError(
+            f"no text of {problem.length} tokens{limit} can satisfy all of {', '.join(compiled)}; lengthen the text or "
+            "leave one out"
+        )
 
 
 def factor_names(problem: Problem) -> list[str]:

@@ -53,6 +53,7 @@ def load_model(name: str, device: str = "cpu", dtype: str = "float32") -> Loaded
             **options,
         )
         check_complete(f"model {name}", loading_info)
+        _limit_context(model)
         model.eval().requires_grad_(False).to(device)
         _refuse_unusual_head(name, model)
     except SamplingError:
@@ -150,6 +151,13 @@ def check_complete(subject: str, loading_info: dict[str, Any]) -> None:
         )
 
 
+def _limit_context(model: Any) -> None:
+    """A model with a table of positions reads no more of them, whatever its config says: GGUF files leave it out."""
+    table = getattr(model.base_model, "wpe", None)
+    if table is not None:
+        model.config.max_position_embeddings = min(model.config.max_position_embeddings, len(table.weight))
+
+
 def _explain_failure(name: str, source: str, error: Exception) -> str:
     """One line about why a model did not load, with the remedy."""
     from structured_voronoi.models.fetching import WHEELS
@@ -176,7 +184,7 @@ def refuse_absurd(subject: str, config: Any) -> None:
     layers = getattr(config.get_text_config(), "num_hidden_layers", 1)
     if not 1 <= layers <= MOST_LAYERS:
         raise SamplingError(
-            f"{subject}: its config.json says {layers} layers, and models have 1 to {MOST_LAYERS:,}; it is damaged: "
+            f"{subject}: its config says {layers} layers, and models have 1 to {MOST_LAYERS:,}; it is damaged: "
             "copy it again"
         )
 

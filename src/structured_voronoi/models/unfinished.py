@@ -60,8 +60,8 @@ class Unfinished:
             self._handlers = {number: signal.signal(number, self._hold_back) for number in STOPPING}
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._store.close()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._store.__exit__(kind, error, trace)
         self._let_signals_through()
 
     def advance(self, seconds: float) -> None:

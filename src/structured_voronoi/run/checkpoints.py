@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from importlib.metadata import version
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from time import monotonic
 from typing import Any, Self
@@ -24,7 +24,7 @@ SECONDS, FIRST = 30.0, 1.0
 SHARE = 0.02
 """Of the time may be spent on writing: on a slow disk writes come less often."""
 LIBRARIES = ("structured-voronoi", "torch", "numpy", "transformers")
-SUFFIX = ".safetensors"
+SUFFIX, STAGE = ".safetensors", "stage-"
 
 
 class Checkpoint:
@@ -38,17 +38,33 @@ class Checkpoint:
         self._new: dict[str, bytes] = {}
         self._outdated: list[str] = []
         self._wait, self._saved = min(FIRST, SECONDS), monotonic()
+        self._progress: dict[str, Any] | None = None
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.store.close()
+    def __exit__(self, kind: object = None, error: BaseException | None = None, trace: object = None) -> None:
+        self.store.__exit__(kind, error, trace)
 
-    def begin(self, kind: str, problem: Problem, settings: dict[str, Any]) -> None:
-        """Begin the run, or go on with it; another run, or one of another target, is refused."""
+    def begin(self, kind: str, problem: Problem, settings: dict[str, Any], growing: str | None = None) -> None:
+        """Begin the run, or go on with it; another run, or one of another target, is refused.
+
+        The count of the name ``growing`` may be larger than it was: what there is stays, and more comes after it.
+        """
         versions = {name: version(name) for name in LIBRARIES}
-        self.store.begin(kind, {**describe(settings), "target": fingerprint(problem)}, versions)
+        asked = {**describe(settings), "target": fingerprint(problem)}
+        before = None if growing is None or self.store.manifest is None else self.store.manifest.settings.get(growing)
+        if growing is None or before is None or asked[growing] <= before:
+            self.store.begin(kind, asked, versions)
+            return
+        self.store.begin(kind, {**asked, growing: before}, versions)
+        progress = {**self.store.run.progress, "of": asked[growing]} if self.store.run.progress else None
+        self.store.commit({f"{STAGE}{before:09}{SUFFIX}": pack(None)}, progress=progress, settings=asked)
+
+    def stages(self, count: int) -> list[range]:
+        """The numbers below ``count``: first those that the run was begun with, then those by which it has grown."""
+        ends = [int(name.removeprefix(STAGE)) for name in self.names(STAGE)]
+        return [range(begin, end) for begin, end in pairwise([0, *ends, count])]
 
     @property
     def is_finished(self) -> bool:
@@ -78,11 +94,15 @@ class Checkpoint:
         if self._new.pop(name + SUFFIX, None) is None:
             self._outdated.append(name + SUFFIX)
 
-    def save(self, done: int | None = None, of: int = 0, unit: str = "") -> None:
-        """Write what was put, and how far the run is, if it is any farther; one that is all done is finished."""
-        began = monotonic()
-        progress = None if done is None else {"done": done, "of": of, "unit": unit}
-        self.store.commit(self._new, self._outdated, progress, finished=done == of)
+    def reach(self, done: int, of: int, unit: str) -> None:
+        """Say how far the run is; it is written with the next save."""
+        self._progress = {"done": done, "of": of, "unit": unit}
+
+    def save(self) -> None:
+        """Write what was put, and how far the run is; one that is all done is finished."""
+        began, told = monotonic(), self._progress
+        finished = told is not None and told["done"] == told["of"]
+        self.store.commit(self._new, self._outdated, told, finished)
         self._new, self._outdated, self._saved = {}, [], monotonic()
         self._wait = max(min(2 * self._wait, SECONDS), (self._saved - began) / SHARE)
 
@@ -147,8 +167,8 @@ class Checkpoint:
             self._new |= {f"{name}/{path.name}": path.read_bytes() for path in Path(folder).iterdir()}
 
 
-def open_checkpoint(folder: str | Path | None, resume: bool, workers: int | str) -> Checkpoint:
-    """The checkpoint of a run, in a folder; shared by workers, if the run has or had any.
+def open_checkpoint(folder: str | Path | None, resume: bool, workers: int | str, kind: str) -> Checkpoint:
+    """The checkpoint of a run of some kind, in a folder; shared by workers, if the run has or had any.
 
     A run goes on as it was begun: one without workers has none later, and the other way round.
     """
@@ -157,6 +177,7 @@ def open_checkpoint(folder: str | Path | None, resume: bool, workers: int | str)
     store = TemporaryStore() if folder is None else Store(folder, resume)
     parts = {} if store.manifest is None else store.manifest.parts
     try:
+        store.check_kind(kind)
         if SPLIT in parts or (workers != 1 and not parts):
             return SpreadCheckpoint(store, hire(workers, store.folder))
     except BaseException:

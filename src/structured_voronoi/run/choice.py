@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy import ndarray
 from torch import Tensor
 
@@ -42,7 +42,7 @@ from structured_voronoi.problem.problem import Problem
 from structured_voronoi.progress import progress_bar, show_note
 from structured_voronoi.run.presets import Scale, text_sampler, total_steps
 from structured_voronoi.samplers.guided import Guided
-from structured_voronoi.samplers.rejection import Rejection
+from structured_voronoi.samplers.rejection import LEAST_TRIES, Rejection
 from structured_voronoi.streams import Rng
 
 LOOKAHEAD_TEXTS, LOOKAHEAD_SEED = 2048, 0
@@ -62,6 +62,8 @@ UNSURE, MOST_CHECKED = 4.0, 512
 """With fewer effective texts a check of a lookahead says little: more are drawn, and svs+refresh is tried, too."""
 SHARED = 0.1
 """The effective share that the lookahead of one prompt must have after another to be used there."""
+OFTEN, DOUBT = 0.1, 0.05
+"""Controls that so many texts of the model satisfy are met by chance; how sure a bound on the share of others is."""
 LEFTOVER = 0.01
 """The share of guided texts that may still depend on their start."""
 LEAST_CHOICES, MOST_CHOICES = 3, 100
@@ -175,7 +177,7 @@ def choose_sampler(
     except SamplingError as error:
         offers["guided"] = Offer(math.inf, _cause(error))
     accepted = max([tries, guide.draws] if guide else [tries], key=lambda draws: draws.effective).mean
-    said = f"{accepted:.2g} of tries accepted" if accepted else f"none of {tries.texts} tries accepted"
+    said = f"{accepted:.2g} of tries accepted" if accepted else f"none of {tries.texts:,} tries accepted"
     offers["rejection"] = Offer(_over(tries.seconds, accepted), said)
     if guide is None or guide.is_doubtful:
         steps = total_steps(warmup, thin)
@@ -334,9 +336,12 @@ def _noted(home: Path, name: str) -> Draws | None:
 
 def _draw_tries(problem: Problem, seed: int, may_fit: bool, progress: bool) -> Draws:
     """Tries of rejection: more and more, if a lookahead may have to be fitted, until enough of them are accepted."""
+    texts: list[Tensor] = []
 
     def weigh(rng: Rng) -> Tensor:
-        return Rejection().tries(problem, rng, torch.zeros_like(rng.chains)).log_chance
+        tried = Rejection().tries(problem, rng, torch.zeros_like(rng.chains))
+        texts.append(tried.tokens)
+        return tried.log_chance
 
     with progress_bar(1, progress, "trying rejection"):
         tries = _draw_in_waves(problem, weigh, range(WAVE), seed)
@@ -347,7 +352,31 @@ def _draw_tries(problem: Problem, seed: int, may_fit: bool, progress: bool) -> D
         ):
             show_note(f"{tries.mean * tries.texts:.2g} of {tries.texts} tries accepted")
             tries = tries.joined(_draw_in_waves(problem, weigh, range(tries.texts, 2 * tries.texts), seed))
+    if may_fit and tries.texts >= LEAST_TRIES and not np.isfinite(tries.log_weight).any():
+        _refuse_hopeless(problem, texts)
     return tries
+
+
+def _refuse_hopeless(problem: Problem, waves: list[Int[Tensor, "text n"]]) -> None:
+    """Give up on what none of these texts of the model satisfies, if nothing leads there.
+
+    A lookahead learns from texts that satisfy a factor, or from its pattern. Chains look for a start by meeting one
+    factor after the other, which does not help where the others are met anyway.
+    """
+    if problem.log_factors is None:
+        return
+    answers = [problem.log_factors(texts) for texts in waves]
+    possible = {name: torch.cat([answer[name].isfinite() for answer in answers]) for name in answers[0]}
+    unmet = [name for name in possible if name not in problem.patterns and not possible[name].any()]
+    others = [possible[name].float() for name in possible if name not in unmet]
+    texts = sum(map(len, waves))
+    if unmet and (not others or float(torch.stack(others).prod(0).mean()) >= OFTEN):
+        raise NoStartError(
+            f"none of {texts:,} texts of the model satisfied {' or '.join(unmet)}, so that at most 1 in "
+            f"{texts / -math.log(DOUBT):,.0f} does (95 %), and it is no pattern that would lead there; loosen it, give "
+            "a prompt after which it is likelier, write it as a keyword or regex, or wait longer with --sampler "
+            "rejection --patience SECONDS"
+        )
 
 
 def _fitting_seconds(tries: Draws) -> float:

@@ -13,7 +13,9 @@ from xarray import DataTree
 from structured_voronoi.errors import one_line
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.progress import is_watched
-from structured_voronoi.run.diagnosis import Finding, diagnose_record, record_of_draws
+from structured_voronoi.run.diagnosis import diagnose_record
+from structured_voronoi.run.diagnosis_findings import Finding
+from structured_voronoi.run.diagnosis_records import record_of_draws
 from structured_voronoi.streams import in_blocks
 
 SHOWN, AT_A_TIME = 4, 64

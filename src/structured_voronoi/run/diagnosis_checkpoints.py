@@ -11,18 +11,18 @@ import torch
 import structured_voronoi as sv
 from structured_voronoi.contracts import is_independent
 from structured_voronoi.errors import SamplingError
-from structured_voronoi.run.diagnosis import Record, find_scale, name_sampler, record_of_texts
+from structured_voronoi.run.diagnosis_records import Record, find_scale, name_sampler, record_of_texts
 from structured_voronoi.run.presets import Plan, text_sampler
+from structured_voronoi.run.spread import SPLIT
+from structured_voronoi.run.spread_chains import split_chains
 from structured_voronoi.run.stored import unpack
 from structured_voronoi.run.texts import Batch
-from structured_voronoi.storage import DamagedError, Manifest, read_manifest
+from structured_voronoi.storage import Manifest, read_manifest
 
 
 def read_checkpoint(folder: Path) -> dict[str, Record]:
-    """What a folder holds so far, by prompt where there are several; every file is compared with its checksum."""
+    """What a folder holds so far, by prompt where there are several; what is read is compared with its checksum."""
     manifest = read_manifest(folder)
-    for said in manifest.damage(folder):
-        raise DamagedError(f"{said}; restore it, or run again in another folder")
     if manifest.kind == "sv.sample":
         return {"": _read_draws(folder, manifest)}
     if manifest.kind == "texts":
@@ -33,17 +33,24 @@ def read_checkpoint(folder: Path) -> dict[str, Record]:
 def _parts(folder: Path, manifest: Manifest, kind: str) -> list[Any]:
     """What was put under this name and a number, in order."""
     names = [name for name in sorted(manifest.parts) if re.fullmatch(rf"{kind}-\d+\.safetensors", name)]
-    return [unpack((folder / name).read_bytes()) for name in names]
+    return [unpack(manifest.read(folder, name)) for name in names]
 
 
 def _read_draws(folder: Path, manifest: Manifest) -> Record:
-    settings, parts = manifest.settings, _parts(folder, manifest, "draws")
+    settings = manifest.settings
     sampler = settings["sampler"]
     independent = sampler["class"] in sv.__all__ and is_independent(getattr(sv, sampler["class"]))
     warm = settings["warmup"] if settings["keep_warmup"] and not independent else 0
-    columns = {
-        name: torch.cat([part[name] for part in parts])[warm:].transpose(0, 1).numpy() for name in (parts or [{}])[0]
-    }
+    spread = split_chains(settings["chains"], unpack(manifest.read(folder, SPLIT))) if SPLIT in manifest.parts else [""]
+    groups = [_parts(folder, manifest, f"{group}draws") for group in spread]
+    columns = {}
+    if all(groups):
+        joined = [{name: torch.cat([part[name] for part in parts])[warm:] for name in parts[0]} for parts in groups]
+        common = min(len(group["energy"]) for group in joined)
+        columns = {
+            name: torch.cat([group[name][:common] for group in joined], dim=1).transpose(0, 1).numpy()
+            for name in joined[0]
+        }
     if not columns or not columns["energy"].size:
         raise SamplingError(f"{folder} holds no draw yet; wait until there are some")
     draws = columns["energy"].shape[1]

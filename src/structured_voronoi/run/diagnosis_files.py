@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from structured_voronoi.errors import SamplingError, one_line
-from structured_voronoi.run.diagnosis import Diagnosis, Record, diagnose_records, record_of_draws
+from structured_voronoi.run.diagnosis import Diagnosis, diagnose_records
+from structured_voronoi.run.diagnosis_records import Record, record_of_draws
 from structured_voronoi.run.texts import Text
 
 if TYPE_CHECKING:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from structured_voronoi.run.diagnosis import LEAST_DRAWS, Diagnosis, Record, diagnose_record
+from structured_voronoi.run.diagnosis import Diagnosis, diagnose_record
+from structured_voronoi.run.diagnosis_findings import LEAST_DRAWS
+from structured_voronoi.run.diagnosis_records import Record
 from structured_voronoi.run.figures import new_figure
 
 if TYPE_CHECKING:

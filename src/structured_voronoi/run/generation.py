@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
     from structured_voronoi.run.checkpoints import Checkpoint
 
+KIND = "texts"
+"""What runs of this are called in checkpoints."""
 SHOWN = 8
 """Texts that are shown of all."""
 TEXT_BYTES, TOKEN_BYTES, STEP_BYTES = 2000, 60, 5000
@@ -216,18 +218,21 @@ def fulfil(request: Request, say: Say, conclude: Say, watcher: Watcher | None = 
         if request.checkpoint is not None or request.workers != 1:
             from structured_voronoi.run.checkpoints import open_checkpoint
 
-            kept = stack.enter_context(open_checkpoint(request.checkpoint, request.resume, request.workers))
+            kept = stack.enter_context(open_checkpoint(request.checkpoint, request.resume, request.workers, KIND))
         models = _models_of(request)
         left_out = ", ".join(f"{count} {why}" for why, count in models[0].excluded.items() if count)
         say(f"tokens left out: {left_out or 'none'}")
         targets = make_targets(request, models)
         if kept is not None:
-            kept.begin("texts", bind(targets[0]), _described(request, models[0]))
+            _refuse_growth(request, models, kept)
+            kept.begin(KIND, bind(targets[0]), _described(request, models[0]), growing="n")
         done, all_texts = 0, request.n * len(models)
         for batch in _draw(request, targets, models, say, conclude, kept, stack, watcher):
             done += len(batch.texts)
-            if kept is not None and not kept.is_finished and (done == all_texts or kept.is_due):
-                kept.save(done, all_texts, "texts")
+            if kept is not None and not kept.is_finished:
+                kept.reach(done, all_texts, "texts")
+                if done == all_texts or kept.is_due:
+                    kept.save()
             yield batch
 
 
@@ -284,6 +289,16 @@ def _draw(
         conclude(f"{label}{closing_line(batches, plan, model)}")
         for words in closing_warnings(batches, plan):
             conclude(f"{label}warning: {words}.")
+
+
+def _refuse_growth(request: Request, models: Sequence[LanguageModel], kept: Checkpoint) -> None:
+    """More texts than at first can be had for one prompt: of several, those of the second begin at chain ``n``."""
+    before = request.n if kept.store.manifest is None else kept.store.manifest.settings.get("n", request.n)
+    if len(models) > 1 and request.n > before:
+        raise SamplingError(
+            f"{kept.store.folder} holds a run of {before} texts for each of {len(models)} prompts; with {request.n} "
+            f"each those of all prompts but the first would be others; ask for {before} again, or choose another folder"
+        )
 
 
 def _check_prompts(prompts: Sequence[str] | None) -> None:

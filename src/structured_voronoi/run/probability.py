@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,8 @@ from structured_voronoi.streams import Rng
 if TYPE_CHECKING:
     from structured_voronoi.run.checkpoints import Checkpoint
 
+KIND = "probability"
+"""What runs of this are called in checkpoints."""
 AT_A_TIME = 256
 LEAST_PLAIN = 256
 """Texts of the model itself by which the probability that they end is estimated; more if many texts are asked for."""
@@ -140,40 +142,64 @@ def probability(
     the same call goes on with it; without ``resume`` a folder that holds a run is refused. ``workers`` is a number of
     processes that draw the texts, or a Ray cluster, as `sample` has it; the lookahead is fitted in this process.
     """
+    with open_kept(checkpoint, resume, workers) as kept:
+        return estimate(target, texts, seed, lookahead, progress, keep=keep, monte_carlo=monte_carlo, kept=kept)
+
+
+@contextlib.contextmanager
+def open_kept(checkpoint: str | Path | None, resume: bool, workers: int | str) -> Iterator[Checkpoint | None]:
+    """The checkpoint of a probability, refused before there is a target if it is that of another run; or none."""
+    if checkpoint is None and workers == 1:
+        yield None
+        return
+    from structured_voronoi.run.checkpoints import open_checkpoint
+
+    with open_checkpoint(checkpoint, resume, workers, KIND) as kept:
+        yield kept
+
+
+def estimate(
+    target: Target | Problem,
+    texts: int,
+    seed: int,
+    lookahead: Lookahead | None,
+    progress: bool,
+    *,
+    keep: bool,
+    monte_carlo: bool,
+    kept: Checkpoint | None,
+) -> Probability:
+    """What `probability` returns, by means of a checkpoint that is open."""
     check_count(texts=texts)
     problem, pilot = bind(target), 0 if lookahead is not None else max(256, texts // 2)
     check_autoregressive(problem, "a probability")
-    with contextlib.ExitStack() as stack:
-        try:
-            log_bound(problem)
-            kept = None
-            if checkpoint is not None or workers != 1:
-                from structured_voronoi.run.checkpoints import open_checkpoint
-                from structured_voronoi.run.stored import describe
+    try:
+        log_bound(problem)
+        if kept is not None:
+            from structured_voronoi.run.stored import describe
 
-                kept = stack.enter_context(open_checkpoint(checkpoint, resume, workers))
-                asked = {"texts": texts, "seed": seed, "monte_carlo": monte_carlo, "lookahead": describe(lookahead)}
-                kept.begin("probability", problem, asked)
-            if lookahead is None:
-                fit = partial(_fit, problem, pilot, seed, keep, progress)
-                lookahead = fit() if kept is None else kept.lookahead("lookahead", problem, fit)
-            ending = 0 if problem.ended is None else max(LEAST_PLAIN, texts // 2)
-            plain = texts + pilot + ending if monte_carlo else 0
-            blocks = Blocks(problem, lookahead, seed, progress, kept, texts + ending + plain)
-            if kept is not None and kept.is_spread:
-                from structured_voronoi.run.spread import SpreadCheckpoint
-                from structured_voronoi.run.spread_blocks import spread_blocks
+            asked = {"texts": texts, "seed": seed, "monte_carlo": monte_carlo, "lookahead": describe(lookahead)}
+            kept.begin(KIND, problem, asked)
+        if lookahead is None:
+            fit = partial(_fit, problem, pilot, seed, keep, progress)
+            lookahead = fit() if kept is None else kept.lookahead("lookahead", problem, fit)
+        ending = 0 if problem.ended is None else max(LEAST_PLAIN, texts // 2)
+        plain = texts + pilot + ending if monte_carlo else 0
+        blocks = Blocks(problem, lookahead, seed, progress, kept, texts + ending + plain)
+        if kept is not None and kept.is_spread:
+            from structured_voronoi.run.spread import SpreadCheckpoint
+            from structured_voronoi.run.spread_blocks import spread_blocks
 
-                assert isinstance(kept, SpreadCheckpoint)
-                spread_blocks(kept, blocks, {"probability": texts, "ending": ending, "monte carlo": plain})
-            found = summarise_weights(blocks.look("probability", texts).numpy())
-            if ending:
-                found = _given_the_end(blocks, found, ending)
-            return replace(found, pilot=pilot, monte_carlo=_monte_carlo(blocks, plain) if plain else None)
-        except NoBoundError as error:
-            cause = str(error).split(";")[0]
-            remedy = "a probability needs a `bound`, too: declare one that scores never exceed"
-            raise NoBoundError(f"{cause}; {remedy}") from error
+            assert isinstance(kept, SpreadCheckpoint)
+            spread_blocks(kept, blocks, {"probability": texts, "ending": ending, "monte carlo": plain})
+        found = summarise_weights(blocks.look("probability", texts).numpy())
+        if ending:
+            found = _given_the_end(blocks, found, ending)
+        return replace(found, pilot=pilot, monte_carlo=_monte_carlo(blocks, plain) if plain else None)
+    except NoBoundError as error:
+        cause = str(error).split(";")[0]
+        remedy = "a probability needs a `bound`, too: declare one that scores never exceed"
+        raise NoBoundError(f"{cause}; {remedy}") from error
 
 
 def _fit(problem: Problem, pilot: int, seed: int, keep: bool, progress: bool) -> Lookahead:
@@ -210,7 +236,8 @@ class Blocks:
                 self.done += len(numbers)
                 if kept is not None and (kept.is_due or numbers.stop == texts):
                     kept.put(f"{name}{len(kept.names(name)):06}", torch.cat(parts[stored:]))
-                    kept.save(self.done, self.all_texts, "texts")
+                    kept.reach(self.done, self.all_texts, "texts")
+                    kept.save()
                     stored = len(parts)
                 tick("", len(numbers))
         return torch.cat(parts)

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     from structured_voronoi.run.checkpoints import Checkpoint
 
+KIND = "sv.sample"
+"""What runs of this are called in checkpoints."""
 STATISTICS = 12
 """Numbers that are kept of a draw besides its tokens."""
 LIBRARIES = ("structured-voronoi", "torch", "numpy", "xarray")
@@ -155,9 +157,9 @@ def sample(
             from structured_voronoi.run.checkpoints import open_checkpoint
             from structured_voronoi.run.stored import describe, describe_sampler
 
-            kept = stack.enter_context(open_checkpoint(checkpoint, True, workers))
+            kept = stack.enter_context(open_checkpoint(checkpoint, True, workers, KIND))
             more = {"keep_warmup": keep_warmup, "start": describe(start), "sampler": describe_sampler(sampler)}
-            kept.begin("sv.sample", problem, {**settings, **more})
+            kept.begin(KIND, problem, {**settings, **more})
             sampler = kept.tuned(sampler, problem, seed, start)
         settings["warmup"] = 0 if is_independent(sampler) else warmup
         recorder, interrupted = Recorder(draws, settings["warmup"], thin, keep_warmup), True
@@ -205,7 +207,8 @@ def advance(
                 kept.put("counted", recorder.counted())
             else:
                 bookmark.put(recorder.counted())
-            kept.save(recorder.steps, recorder.all_steps, "steps")
+            kept.reach(recorder.steps, recorder.all_steps, "steps")
+            kept.save()
         yield info
 
 

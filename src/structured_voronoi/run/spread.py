@@ -24,7 +24,8 @@ from structured_voronoi.errors import SamplingError
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.progress import Tick, progress_bar, silence
 from structured_voronoi.run.checkpoints import SUFFIX, Checkpoint, fingerprint
-from structured_voronoi.run.workers import Crew, Prepare, Processes, Report, Workers
+from structured_voronoi.run.processes import Processes
+from structured_voronoi.run.workers import Crew, Prepare, Report, Workers
 from structured_voronoi.storage import Store
 
 SPLIT = f"split{SUFFIX}"
@@ -76,6 +77,7 @@ class TaskStore(Store):
         drop: Iterable[str] = (),
         progress: dict[str, Any] | None = None,
         finished: bool = False,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.parts |= new
         for name in (dropped := list(drop)):
@@ -120,13 +122,13 @@ class SpreadCheckpoint(Checkpoint):
         self._folders: list[str] = []
         self._then: dict[int, Callable[[], None]] = {}
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object = None, error: BaseException | None = None, trace: object = None) -> None:
         self.workers.stop()
-        super().__exit__()
+        super().__exit__(kind, error, trace)
 
-    def begin(self, kind: str, problem: Problem, settings: dict[str, Any]) -> None:
+    def begin(self, kind: str, problem: Problem, settings: dict[str, Any], growing: str | None = None) -> None:
         """Begin the run, or go on with it, split as it was."""
-        super().begin(kind, problem, settings)
+        super().begin(kind, problem, settings, growing)
         if SPLIT not in self.store.run.parts:
             self.put(SPLIT.removesuffix(SUFFIX), self.workers.count)
             self.save()
@@ -202,7 +204,7 @@ class SpreadCheckpoint(Checkpoint):
             return
         folder, parts = self._folders[number], self.store.run.parts
         new = {folder + name: data for name, data in message.new.items() if folder + name not in parts}
-        self.store.commit(new, [folder + name for name in message.drop if folder + name in parts])
+        self.store.commit(new, [folder + name for name in message.drop if folder + name in parts], self._progress)
 
 
 class TemporaryStore(Store):
@@ -212,12 +214,15 @@ class TemporaryStore(Store):
         self._temporary = tempfile.TemporaryDirectory(prefix="svs-")
         super().__init__(self._temporary.name)
 
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         super().close()
         self._temporary.cleanup()
 
 
-WRITTEN = re.compile(r"([0-9]{1,6})|(ray)(?::([0-9]{1,6})|://(.*))?")
+WRITTEN = re.compile(r"([0-9]{1,6})|(ray)(?::([0-9]{1,6})|://(.+))?")
 
 
 def hire(workers: int | str, folder: Path) -> Workers:

@@ -44,7 +44,8 @@ def spread_blocks(kept: SpreadCheckpoint, blocks: Blocks, texts: dict[str, int])
         while kept.wait():
             pass
     if not kept.is_finished:
-        kept.save(blocks.all_texts, blocks.all_texts, "texts")
+        kept.reach(blocks.all_texts, blocks.all_texts, "texts")
+        kept.save()
 
 
 def _split(stream: str, texts: int, parts: int) -> Iterator[Range]:

@@ -57,7 +57,8 @@ def spread_chains(
         except KeyboardInterrupt:
             interrupted = True
     if not interrupted and not kept.is_finished:
-        kept.save(steps, steps, "steps")
+        kept.reach(steps, steps, "steps")
+        kept.save()
     _gather(kept, list(groups), recorder)
     return interrupted
 

@@ -62,7 +62,7 @@ def spread_texts(
     kept.employ(partial(_prepare, replace(request, checkpoint=None, workers=1, progress=False), kept.target))
 
     def assign_batches(number: int, plan: Plan) -> None:
-        for chains in batches_of_chains(plan, number * request.n, request.n, kept.split):
+        for chains in batches_of_chains(plan, number * request.n, request.n, kept):
             task, place = ToDraw(number, plan, chains), f"{name_of_place(chains[0])}."
             kept.assign(name_of_batch(chains[0]), task, given=place, is_urgent=number > 0)
 

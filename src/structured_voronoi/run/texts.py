@@ -106,7 +106,7 @@ class TextRun:
 
     def draw(self, count: int, progress: bool = False, first_chain: int = 0, label: str = "") -> Iterator[Batch]:
         """``count`` texts; they come in batches, those that were kept first."""
-        for numbers in batches_of_chains(self.plan, first_chain, count, 1 if self.kept is None else self.kept.split):
+        for numbers in batches_of_chains(self.plan, first_chain, count, self.kept):
             shown = f"{label}texts to {numbers.stop - first_chain} of {count}"
             with progress_bar(self.plan.steps, progress, shown) as tick:
                 batch = self.draw_batch(numbers, tick)
@@ -213,7 +213,14 @@ def _draw_rows(models: Sequence[LanguageModel], chains: Sequence[int], seed: int
     return Batch(texts, info.energy.cpu().numpy()[:, None], np.zeros_like(last), last, info)
 
 
-def batches_of_chains(plan: Plan, first: int, count: int, split: int) -> Iterator[range]:
+def batches_of_chains(plan: Plan, first: int, count: int, kept: Checkpoint | None) -> Iterator[range]:
+    """The chains of ``count`` texts from the first on; a run that has grown keeps the batches that it had."""
+    split, stages = (1, [range(count)]) if kept is None else (kept.split, kept.stages(count))
+    for stage in stages:
+        yield from _batches(plan, first + stage.start, len(stage), split)
+
+
+def _batches(plan: Plan, first: int, count: int, split: int) -> Iterator[range]:
     """Few chains at first, so that something is seen soon, then more at a time; those of workers are alike.
 
     Independent draws begin with twice as many: a large model takes hardly longer for them.
@@ -276,7 +283,7 @@ def closing_line(batches: list[Batch], plan: Plan, model: LanguageModel) -> str:
         elif evaluations > 2 and model.padding is not None:
             parts.append(f"1 in {evaluations:.0f} ends in time (a longer --length, or a --stop, wastes fewer)")
     elif steps >= LEAST_STEPS:
-        from structured_voronoi.run.diagnosis import mixing_of
+        from structured_voronoi.run.diagnosis_records import mixing_of
 
         mixing, half = mixing_of(later), f"in the last half of {steps} steps"
         compared = "" if mixing.rhat is None else f" (R-hat {mixing.rhat:.2f})"
@@ -312,6 +319,7 @@ def closing_warnings(batches: list[Batch], plan: Plan) -> list[str]:
     """What speaks against the texts, in words with the remedies; a few steps without weights have nothing to tell."""
     if plan.steps < LEAST_STEPS and batches[0].info.log_weights is None:
         return []
-    from structured_voronoi.run.diagnosis import diagnose_record, record_of_texts
+    from structured_voronoi.run.diagnosis import diagnose_record
+    from structured_voronoi.run.diagnosis_records import record_of_texts
 
     return diagnose_record(record_of_texts(batches, plan)).warnings

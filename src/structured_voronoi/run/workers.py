@@ -1,33 +1,22 @@
-"""Tasks on several processes at once. A worker that dies is replaced, and its task is run again.
+"""Tasks for several workers at once. A worker that dies is replaced, and its task is run again.
 
 A worker prepares itself once, by loading a model for example, and then does one task after another. `Crew` hands the
-tasks out; where they are done is a matter of `Workers`: processes on this machine (`Processes`), or actors of a Ray
-cluster (run/ray_workers.py).
+tasks out; where they are done is a matter of `Workers`: processes on this machine (run/processes.py), or actors of a
+Ray cluster (run/ray_workers.py). What goes to and fro is bytes, made by `packed` and answered by `respond`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import io
-import multiprocessing
 import os
 import pickle
-import signal
-import sys
-import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
-from multiprocessing import connection, resource_tracker
-from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
 from typing import Any, NamedTuple, Protocol
 
 from structured_voronoi.errors import SamplingError, one_line
-from structured_voronoi.progress import progress_bar
-from structured_voronoi.run.kept_results import KEEPER
 
 Report = Callable[[Any], None]
 """Tells the driver something in the middle of a task."""
@@ -37,7 +26,6 @@ Prepare = Callable[[], Work]
 """Called once in every worker; what it returns does each of the worker's tasks."""
 RUNS = 3
 """How often a task is begun before it is given up."""
-PR_SET_PDEATHSIG = 1
 PREPARED, SAID, DONE, FAILED = range(4)
 """What a worker's answer is."""
 
@@ -177,85 +165,6 @@ class _InWorker(Exception):
         return f"\n{self.args[0]}"
 
 
-class Processes:
-    """Workers on this machine, each a process that ends with this one, whatever ends it."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self._hands: dict[int, _Hand] = {}
-        self._given: set[int] = set()
-
-    def start(self, worker: int, prepare: bytes) -> None:
-        ours, theirs = multiprocessing.Pipe()
-        context = multiprocessing.get_context("spawn")
-        process = context.Process(target=_serve, args=(theirs,), daemon=True)
-        _start_without_interrupts(process)
-        theirs.close()
-        self._hands[worker] = _Hand(process, ours)
-        self._send(worker, prepare)
-
-    def give(self, worker: int, task: bytes) -> None:
-        self._given.add(worker)
-        self._send(worker, task)
-
-    def _send(self, worker: int, message: bytes) -> None:
-        with contextlib.suppress(OSError):  # it has died, which `wait` will see
-            self._hands[worker].pipe.send_bytes(message)
-
-    def wait(self) -> list[Event]:
-        events: list[Event] = []
-        while not events:
-            sources: dict[Any, int] = {self._hands[worker].pipe: worker for worker in self._given}
-            sources |= {self._hands[worker].process.sentinel: worker for worker in self._given}
-            ready = {sources[source] for source in connection.wait(list(sources))}
-            events = [event for worker in sorted(ready) if (event := self._hear(worker)) is not None]
-        self._given -= {event.worker for event in events if not isinstance(event, Said)}
-        return events
-
-    def _hear(self, worker: int) -> Event | None:
-        """What a worker says, or that it is no more; None if it says that it is prepared."""
-        hand = self._hands[worker]
-        try:
-            answer = pickle.loads(hand.pipe.recv_bytes()) if hand.pipe.poll() else None
-        except (EOFError, OSError):
-            answer = None
-        if answer is None:
-            return self._bury(worker)
-        if answer[0] == PREPARED:
-            self._hands[worker] = hand._replace(is_prepared=True)
-        return event_of(worker, answer)
-
-    def _bury(self, worker: int) -> Failed | Lost:
-        process, pipe, is_prepared = self._hands.pop(worker)
-        pipe.close()
-        process.join()
-        code = process.exitcode or 0
-        if not is_prepared and code >= 0:
-            error = SamplingError(
-                f"a worker could not be started (exit code {code}; what it said stands above); a script that asks for "
-                "workers must be a file, and call them under `if __name__ == '__main__':`"
-            )
-            return Failed(worker, error, "")
-        return Lost(worker, f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}")
-
-    def stop(self) -> None:
-        for process, pipe, _ in self._hands.values():
-            process.kill()
-            pipe.close()
-        for process, *_ in self._hands.values():
-            process.join()
-        self._hands.clear()
-        self._given.clear()
-
-
-class _Hand(NamedTuple):
-    """A process and the pipe by which tasks and results go."""
-
-    process: SpawnProcess
-    pipe: Connection
-    is_prepared: bool = False
-
-
 class _Packer(pickle.Pickler):
     """Objects that have a ``recipe`` are sent as that, and made again by it: a language model is loaded by its name."""
 
@@ -322,84 +231,6 @@ def event_of(worker: int, answer: tuple[Any, ...]) -> Event | None:
         return None
     event: Event = {SAID: Said, DONE: Done, FAILED: Failed}[kind](worker, *content)
     return event
-
-
-def _start_without_interrupts(process: SpawnProcess) -> None:
-    """Started with Ctrl-C blocked, which it inherits: that is this process's to deal with."""
-    resource_tracker.ensure_running()  # else it would be started, and would change the mask, in between
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        process.start()
-    except RuntimeError as error:  # a worker that is just importing the user's script
-        raise SamplingError(
-            "workers are asked for when the script is imported, which every worker does; put the call under "
-            "`if __name__ == '__main__':`"
-        ) from error
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _serve(pipe: Connection) -> None:
-    """The life of a worker process: prepare, then one task after another until the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _end_with_parent()
-    work = None
-    while True:
-        try:
-            message = pipe.recv_bytes()
-        except EOFError:
-            return
-        work = respond(work, message, pipe.send_bytes)
-
-
-def _end_with_parent() -> None:
-    """On Linux by a signal of the kernel, which nothing can hold up; elsewhere by a thread that waits for the end."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent.pid:  # it died before
-            os._exit(1)
-
-
-def _end_after(parent: Any) -> None:
-    parent.join()
-    os._exit(1)
-
-
-def side_by_side(
-    work: Callable[[Any], Any], tasks: Sequence[Any], label: str, progress: bool, workers: int | None = None
-) -> list[Any]:
-    """``work`` on each task; results in the tasks' order. Those that are kept already are not computed again.
-
-    ``workers`` is the number of processes, each on one thread: None for one per core; with 1 the work is done in
-    this process.
-    """
-    keeper = KEEPER.get()
-    kept = keeper.open_list(label, tasks) if keeper is not None else None
-    results = kept.find() if kept is not None else {}
-    missing = [number for number in range(len(tasks)) if number not in results]
-    with contextlib.ExitStack() as stack:
-        tick = stack.enter_context(progress_bar(len(missing), progress, label))
-        if workers == 1:
-            computed: Iterable[tuple[int, Any]] = ((number, work(tasks[number])) for number in missing)
-        else:
-            count = max(1, min(len(missing), workers or count_cores()))
-            crew = stack.enter_context(Crew(Processes(count), partial(_on_one_thread, work)))
-            for number in missing:
-                crew.add(number, partial(tasks.__getitem__, number), f"{label} {one_line(tasks[number], 60)}")
-            computed = crew.results()
-        for number, result in computed:
-            results[number] = kept.put(number, result) if kept is not None else result
-            tick()
-    return [results[number] for number in range(len(tasks))]
-
-
-def _on_one_thread(work: Callable[[Any], Any]) -> Work:
-    """The preparation of work that has nothing to report."""
-    use_one_core()
-    return lambda task, report: work(task)
 
 
 def use_one_core() -> None:

@@ -22,7 +22,7 @@ from structured_voronoi.experiments.text.models import TextSettings, model_name,
 from structured_voronoi.metrics.divergence import difference
 from structured_voronoi.run.presets import text_sampler
 from structured_voronoi.run.sampling import start_chains
-from structured_voronoi.run.workers import side_by_side
+from structured_voronoi.run.side_by_side import side_by_side
 from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.language_model import LanguageModel
 

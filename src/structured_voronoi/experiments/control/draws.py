@@ -25,7 +25,7 @@ from structured_voronoi.models.encoder_judge import load_judge
 from structured_voronoi.models.prefix_classifier import PrefixClassifier
 from structured_voronoi.run.presets import text_sampler
 from structured_voronoi.run.sampling import start_chains
-from structured_voronoi.run.workers import side_by_side
+from structured_voronoi.run.side_by_side import side_by_side
 from structured_voronoi.samplers.fudge import Fudge
 from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.language_model import LanguageModel

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from structured_voronoi.experiments.report import new_figure, table, write_report
-from structured_voronoi.run.workers import side_by_side
+from structured_voronoi.run.side_by_side import side_by_side
 from structured_voronoi.samplers.svs import SVS
 from structured_voronoi.targets.tabular import TabularTarget
 from structured_voronoi.verify.round_trips import round_trip

@@ -18,7 +18,7 @@ from structured_voronoi.controls.classifier import Classifier
 from structured_voronoi.controls.predicate import Predicate
 from structured_voronoi.experiments.exactness.guided import GUIDED, GUIDED_TWINS, guided_samplers
 from structured_voronoi.experiments.report import table, write_report
-from structured_voronoi.run.workers import side_by_side
+from structured_voronoi.run.side_by_side import side_by_side
 from structured_voronoi.samplers.cycle import Cycle
 from structured_voronoi.samplers.gwg import GibbsWithGradients
 from structured_voronoi.samplers.pncg import PNCG

@@ -16,7 +16,7 @@ from structured_voronoi.experiments.text.models import TextSettings, model_name,
 from structured_voronoi.metrics.text import bootstrap_quantiles, perplexity, wasserstein
 from structured_voronoi.run.presets import text_sampler
 from structured_voronoi.run.sampling import start_chains
-from structured_voronoi.run.workers import side_by_side
+from structured_voronoi.run.side_by_side import side_by_side
 from structured_voronoi.targets.language_model import LanguageModel
 
 if TYPE_CHECKING:

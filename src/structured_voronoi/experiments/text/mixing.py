@@ -19,7 +19,7 @@ from structured_voronoi.metrics.divergence import difference
 from structured_voronoi.metrics.text import perplexity, wasserstein
 from structured_voronoi.run.presets import TEXT_DIMENSIONS, TEXT_SCALE, text_sampler
 from structured_voronoi.run.sampling import start_chains
-from structured_voronoi.run.workers import side_by_side
+from structured_voronoi.run.side_by_side import side_by_side
 from structured_voronoi.samplers.ancestral import Ancestral
 from structured_voronoi.samplers.cycle import Cycle
 from structured_voronoi.samplers.refresh import Refresh

@@ -30,7 +30,7 @@ from structured_voronoi.experiments.toy.samplers import (
     voronoi,
     voronoi_as_printed,
 )
-from structured_voronoi.run.workers import side_by_side
+from structured_voronoi.run.side_by_side import side_by_side
 from structured_voronoi.targets.categorical import toy
 
 Rows = list[dict[str, Any]]
