@@ -15,7 +15,7 @@ const FEWEST = 3, MOST = 12, EDGE = 1.92, GAP = 0.08;
 const TRAILS = 3; // trajectories that can still be seen
 const SEEN = 2.34; // of the plane, in every direction
 const WALLS = {
-  open: "Where its energy does not suffice, the particle passes the wall and keeps its token. Exact.",
+  open: "Where its energy does not suffice, the particle passes and keeps its token, though in the cell of another. Exact.",
   closed: "Where its energy does not suffice, the wall reflects. Exact up to the masses of the cells, which are estimated.",
   equal: "The wall reflects, and all cells count as equally large, as in the paper: biased.",
 };
@@ -24,7 +24,7 @@ const meeting = {
   refraction: (leg) => `Its energy suffices: at the wall between ${letter(leg.cell)} and ${letter(leg.wall)} the particle refracts, and the token is ${letter(leg.wall)}.`,
   reflection: (leg) => `Too little energy for ${letter(leg.wall)}: the wall reflects, and the token stays ${letter(leg.cell)}.`,
   passage: (leg) => `Too little energy for ${letter(leg.wall)}: an open gate lets the particle pass, and the token stays ${letter(leg.cell)}.`,
-  end: (leg) => `The trajectory ends, and ${letter(leg.cell)} is the draw. A new momentum is drawn.`,
+  end: (leg, walls) => `The trajectory ends, and ${letter(leg.cell)} is the draw. ${walls === "open" ? `A new point about ${letter(leg.cell)} and a new momentum are` : "A new momentum is"} drawn.`,
 };
 
 export function openPlayground() {
@@ -293,7 +293,7 @@ class Show {
 
   meet(leg) {
     const at = this.place(leg, leg.angle);
-    $("#story").textContent = leg.wall < 0 && leg.meets !== "end" ? "The edge reflects." : meeting[leg.meets](leg);
+    $("#story").textContent = leg.wall < 0 && leg.meets !== "end" ? "The edge reflects." : meeting[leg.meets](leg, this.scene.walls);
     this.layers.gate.replaceChildren();
     if (leg.meets !== "end") {
       this.trail.append(mark(leg.meets, at));
@@ -304,6 +304,7 @@ class Show {
     }
     [this.leg, this.angle] = [this.leg + 1, 0];
     if (this.leg >= this.trajectory.length) this.begin();
+    else this.draw();
   }
 
   play(isPlaying, isLeaving = false) {
