@@ -242,7 +242,6 @@ class Run {
     this.names = controls;
     this.tell(`Drawing with ${sampler}${isExact ? "" : ", which is not exact"}`, null);
     if (steps === 1) return; // nothing moves
-    $("#figures").hidden = $("#chains-section").hidden = false;
     const lines = { energy: { label: "mean", kind: "first" } };
     this.energies = new Chart($("#energies"), { lines, x: { from: 0, isWhole: true }, width: 360, height: 150, describe: "Mean energy of the chains by step" });
     const tags = Object.fromEntries(controls.map((name, i) => [name, { label: shortened(name), kind: i ? "" : "first" }]));
@@ -252,6 +251,7 @@ class Run {
 
   move(event) {
     const home = $("#chains");
+    $("#figures").hidden = $("#chains-section").hidden = false;
     if (this.moving && this.moving.first !== event.first) {
       this.offset += this.moving.steps;
       home.replaceChildren();
