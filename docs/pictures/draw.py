@@ -145,7 +145,7 @@ def draw_refraction() -> Figure:
 def draw_gates() -> Figure:
     """One open trajectory: arcs about the token's embedding, gates that swap the token, gates that are passed."""
     figure, axis = new_figure(6.4, 6.0)
-    _draw_coloured_cells(axis)
+    _draw_coloured_cells(axis, is_large=True)
     times = torch.linspace(0, 7.2, 6000, dtype=torch.float64)
     trail = follow(PLACES, PROBABILITIES.log(), *START, times, Rotation(SIGMA), OPEN)
     _draw_trail(axis, trail)
@@ -261,7 +261,9 @@ def _draw_walls(axis: Any, nearest: Tensor, extent: tuple[float, ...], colour: s
         axis.contour((nearest == token).double(), [0.5], extent=extent, colors=colour, linewidths=1.2)
 
 
-def _draw_coloured_cells(axis: Any) -> None:
+def _draw_coloured_cells(axis: Any, is_large: bool = False) -> None:
+    """With the names of the tokens below them, or beside them where the picture is large enough."""
+    offset, side = ((7, -3), "left") if is_large else ((0, -14), "center")
     _, nearest, extent = _grid()
     colours = LinearSegmentedColormap.from_list("tokens", HUES, N=len(HUES))
     axis.imshow(nearest, origin="lower", extent=extent, cmap=colours, alpha=0.14, vmin=-0.5, vmax=len(HUES) - 0.5)
@@ -269,7 +271,7 @@ def _draw_coloured_cells(axis: Any) -> None:
     for word, place, probability, hue in zip(WORDS, PLACES.tolist(), PROBABILITIES.tolist(), HUES, strict=True):
         axis.plot(*place, "o", color=hue, markersize=5)
         words = f"{word} {probability:g}"
-        axis.annotate(words, place, (0, -14), textcoords="offset points", ha="center", fontsize=9, color=hue)
+        axis.annotate(words, place, offset, textcoords="offset points", ha=side, fontsize=9, color=hue)
     _bare(axis)
 
 

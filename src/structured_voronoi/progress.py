@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Protocol
 
-Listener = Callable[[str, int, int], None]
-"""Told what is being done, how many of its steps are, and how many there are."""
+Listener = Callable[[str, int, int, str], None]
+"""Told what is being done, how many of its steps are, how many there are, and what is noted within a step."""
 _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 
@@ -53,7 +53,8 @@ def progress_bar(total: int, show: bool, label: str = "sampling") -> Iterator[Ti
     """Yields a function to call after each step; the bar shows the time left and the last note."""
     listener = _listener.get()
     if show and listener is not None:
-        yield _telling(listener, label, total)
+        with _showing(_telling(listener, label, total)) as tick:
+            yield tick
         return
     if not (show and is_watched()):
         yield silence
@@ -82,21 +83,28 @@ def progress_bar(total: int, show: bool, label: str = "sampling") -> Iterator[Ti
         def tick(note: str = "", steps: float = 1) -> None:
             bar.update(task, advance=steps, note=note)
 
-        before = _SHOWN.set(tick)
-        try:
+        with _showing(tick):
             yield tick
-        finally:
-            _SHOWN.reset(before)
+
+
+@contextlib.contextmanager
+def _showing(tick: Tick) -> Iterator[Tick]:
+    """Within it notes are shown by this tick."""
+    before = _SHOWN.set(tick)
+    try:
+        yield tick
+    finally:
+        _SHOWN.reset(before)
 
 
 def _telling(listener: Listener, label: str, total: int) -> Tick:
-    """A tick that tells a listener, once at the beginning and after each step."""
+    """A tick that tells a listener: once at the beginning, after each step, and of what is noted within one."""
     done = 0.0
 
     def tick(note: str = "", steps: float = 1) -> None:
         nonlocal done
         done += steps
-        listener(label, round(done), total)
+        listener(label, round(done), total, "" if steps else note)
 
-    listener(label, round(done), total)
+    listener(label, 0, total, "")
     return tick

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 import urllib.request
 from collections.abc import AsyncIterator
@@ -14,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 from fastapi.testclient import TestClient
 
 import structured_voronoi as sv
+from structured_voronoi.web import connections
 from structured_voronoi.web import pool as pools
 from structured_voronoi.web.app import make_app, read_files
 from structured_voronoi.web.forms import ControlForm, Race, TextForm, Trajectories
@@ -161,7 +165,11 @@ def test_what_is_offered_comes_from_the_lists(monkeypatch: pytest.MonkeyPatch, t
         ("text", {"model": "gpt2"}, "choose from bundled"),
         ("text", {"sampler": "magic"}, "no sampler 'magic'"),
         ("text", {"device": "cuda"}, "device"),
-        ("text", {"controls": [{"kind": "food", "value": "Italian", "weight": -1}]}, "controls.0.weight = -1"),
+        (
+            "text",
+            {"controls": [{"kind": "food", "value": "Italian", "weight": -1}]},
+            "weight = -1: it must be at least 0",
+        ),
         ("text", {"controls": [{"kind": "food", "value": "Italian", "weight": "heavy"}]}, "weight"),
         ("text", {"controls": [{"kind": "food", "value": "Martian"}]}, "no label 'Martian'"),
         ("text", {"controls": [{"kind": "food", "value": "Italian", "negated": True}]}, "no opposite"),
@@ -190,10 +198,17 @@ def test_bad_bodies_are_refused() -> None:
     assert asking.post("/api/text", content=b"{").status_code == 422
     assert asking.post("/api/text", content=b'{"seed": NaN}').status_code == 422
     assert asking.post("/api/text", content=b"\xff\xfe").status_code in (400, 422)
+    assert "unicode" in said(asking.post("/api/text", content=b'{"prompt": "\\ud800"}'))
     large = asking.post("/api/text", content=b" " * (LARGEST_BODY + 1))
     assert large.status_code == 413
     assert str(LARGEST_BODY) in said(large)
-    assert asking.put("/api/text", content=b"{}").status_code == 405
+    for answer in (
+        asking.put("/api/text", content=b"{}"),
+        asking.get("/nothing"),
+        asking.post("/api/text", content=b"[" * 20_000),
+    ):
+        assert said(answer)
+        assert answer.status_code in (400, 404, 405)
 
 
 def test_the_written_control_is_the_command_lines() -> None:
@@ -258,6 +273,22 @@ def test_texts_are_those_of_the_command(tmp_path: Path) -> None:
     finished = events[kinds.index("texts")]["texts"][0]
     assert kinds.count("said") == 2
     assert 0 < finished["food=Italian"] <= 1
+
+
+def test_what_takes_long_within_a_step_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start that satisfies a rare control is found by many redraws, and a rejection is told by its tries."""
+    from structured_voronoi.web import text
+
+    monkeypatch.setattr(text, "SECONDS", 0.0)
+    control = ControlForm(kind="keyword", value="pub")
+    for sampler, words in (("refresh", "2 starts found"), ("rejection", "tries accepted")):
+        form = TextForm(controls=[control], sampler=sampler, warmup=0, n=2, length=10, ends="never")
+        events = collected(draw_texts, form)
+        kinds = [event["kind"] for event in events]
+        notes = [event["words"] for event in events if event["kind"] == "note"]
+        assert notes
+        assert all(words in note for note in notes)
+        assert kinds.index("planned") < kinds.index("note") < kinds.index("texts")
 
 
 def test_guided_texts_come_with_a_probability(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -327,7 +358,9 @@ def test_jobs_end_with_their_clients(monkeypatch: pytest.MonkeyPatch) -> None:
             await anext(unread)
             await settled(pool)
             assert [idle.process.pid for idle in pool._idle] == [first]
-            assert "did not keep up" in [json.loads(line) async for line in unread if line][-1]["words"]
+            kept = [json.loads(line) async for line in unread if line]
+            assert [event["kind"] for event in kept] == ["error"]  # what it has not read is not kept for it
+            assert "did not keep up" in kept[0]["words"]
             monkeypatch.undo()
             monkeypatch.setattr(pools, "GRACE", 30.0)
 
@@ -366,12 +399,12 @@ def test_time_and_places_are_limited() -> None:
             await anext(lines)
             waiting = [pool.run("race", Race(**SCENE)) for _ in range(pools.MOST_WAITING)]
             first = [json.loads(await anext(one)) for one in waiting]
-            assert {event["kind"] for event in first} == {"waiting"}
+            assert [event["before"] for event in first] == list(range(pools.MOST_WAITING))
+            with pytest.raises(Busy, match="try again"):  # though none of the others has gone on
+                await anext(pool.run("race", Race(**SCENE)))
             turns = [asyncio.create_task(anext(one)) for one in waiting]
             await asyncio.sleep(0)
             assert pool._waiting == {"turn": pools.MOST_WAITING, "place": 0}
-            with pytest.raises(Busy, match="try again"):
-                await anext(pool.run("race", Race(**SCENE)))
             assert await lines_of(pool, "check", ControlForm(kind="regex", value="a")) == [{"kind": "checked"}]
             for turn in turns[1:]:
                 turn.cancel()
@@ -381,6 +414,58 @@ def test_time_and_places_are_limited() -> None:
             await settled(pool)
             assert pool._waiting == {"turn": 0, "place": 0}
             assert not pool._turns.locked()
+
+    asyncio.run(scenario())
+
+
+def test_who_does_not_keep_up_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silent, in the middle of a request, after one, or not reading the answer; but not who waits for a long one."""
+    monkeypatch.setattr(connections, "PATIENCE", 0.5)
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        assert scope["type"] == "http"
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        if scope["path"] == "/long":
+            await asyncio.sleep(2.0)
+        for _ in range(1000 if scope["path"] == "/large" else 1):
+            await send({"type": "http.response.body", "body": b"x" * 10_000, "more_body": True})
+        await send({"type": "http.response.body", "body": b"done"})
+
+    async def scenario() -> None:
+        config = uvicorn.Config(
+            answer,
+            http=connections.ImpatientProtocol,
+            ws="none",
+            lifespan="off",
+            log_level="error",
+            timeout_keep_alive=60,
+        )
+        server = uvicorn.Server(config)
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            serving = asyncio.create_task(server.serve([listening]))
+            while not server.started:
+                await asyncio.sleep(0.01)
+            port = listening.getsockname()[1]
+            for sent in ("", "GET / HTTP/1.1\r\nHost: a\r\nX", "GET / HTTP/1.1\r\nHost: a\r\n\r\nGET"):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(sent.encode())
+                async with asyncio.timeout(30):
+                    with contextlib.suppress(ConnectionResetError):
+                        await reader.read()
+                writer.close()
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /long HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+            assert b"done" in await reader.read()
+            writer.close()
+            with socket.create_connection(("127.0.0.1", port)) as deaf:
+                deaf.sendall(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n")
+                async with asyncio.timeout(30):
+                    while not server.server_state.connections:
+                        await asyncio.sleep(0.05)
+                    while server.server_state.connections:
+                        await asyncio.sleep(0.05)
+            server.should_exit = True
+            await serving
 
     asyncio.run(scenario())
 

@@ -99,7 +99,7 @@ class Probability:
         effective = self.effective_share * self.evaluations
         said = f"{effective:.0f} effective texts, largest weight {self.largest_share:.1%}, Pareto k̂ {self.pareto_k:.2f}"
         if self.ending is not None:
-            said += f", {self.ending.mean:.2g} of the model's texts end in time"
+            said += f", {100 * self.ending.mean:.3g} % of the model's texts end in time"
         return f"{said}: {'to be trusted' if self.trusted else 'not to be trusted; draw more texts'}"
 
     @property

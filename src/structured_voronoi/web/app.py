@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.exceptions import HTTPException
 
 from structured_voronoi.controls import bundled_controls
 from structured_voronoi.run.presets import INEXACT, TEXT_SAMPLERS
@@ -21,8 +22,8 @@ from structured_voronoi.web.guard import Access, App, Guard
 from structured_voronoi.web.pool import Busy, Pool
 
 MISTAKES = {
-    "greater_than_equal": "it must be at least {ge}",
-    "less_than_equal": "it must be at most {le}",
+    "greater_than_equal": "it must be at least {ge:g}",
+    "less_than_equal": "it must be at most {le:g}",
     "less_than": "it must be less than {lt}",
     "float_parsing": "it must be a number",
     "int_parsing": "it must be a whole number",
@@ -46,6 +47,7 @@ def make_app(access: Access, pool: Pool) -> App:
 
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(RequestValidationError, _explain)
+    app.add_exception_handler(HTTPException, _refuse)
     for path, (kind, content) in read_files().items():
         app.add_api_route(path, _file(kind, content), methods=["GET"])
     app.add_api_route("/api/about", about, methods=["GET"])
@@ -130,3 +132,9 @@ async def _explain(request: Request, error: Exception) -> JSONResponse:
     given = json.dumps(mistake.get("input"), default=str)[:100]
     said = words if mistake["type"] == "value_error" else f"{where or 'the form'} = {given}: {words}"
     return JSONResponse({"error": said}, status_code=422)
+
+
+async def _refuse(request: Request, error: Exception) -> JSONResponse:
+    """No such address, no such method, or no JSON: told like every other mistake."""
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"error": error.detail}, status_code=error.status_code, headers=error.headers)

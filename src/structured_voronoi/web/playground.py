@@ -47,8 +47,8 @@ def show_trajectories(form: Trajectories, say: Say) -> None:
     for _ in range(form.count):
         journey = sampler.journey(problem, copy.copy(rng), state)  # the one that the step is going to take
         told = [_tell(leg, sigma, origin) for leg in legs(journey)]
-        state, info = sampler.step(problem, rng, state)
-        say({"kind": "trajectory", "legs": told, "cell": int(state.tokens), "abandoned": bool(info.diverging)})
+        state, _ = sampler.step(problem, rng, state)
+        say({"kind": "trajectory", "legs": told, "cell": int(state.tokens)})
 
 
 def _tell(leg: Leg, sigma: float, origin: Tensor) -> dict[str, Any]:

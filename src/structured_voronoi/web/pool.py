@@ -140,20 +140,24 @@ class Pool:
     async def run(self, kind: str, form: Form) -> AsyncGenerator[bytes]:
         """The lines of a job, as they come; an empty one now and then, where nothing else comes."""
         is_long = kind in LONG
-        waiting = self._waiting["turn" if is_long else "place"]
-        if waiting >= MOST_WAITING:
-            raise Busy(f"the server is busy, and {waiting} others wait already; try again in a moment")
-        turn = self._turns if is_long else None
-        if turn is not None:
-            if turn.locked():
-                yield _line(kind="waiting", before=waiting)
-            await self._wait_for(turn, "turn")
+        queue: Literal["turn", "place"] = "turn" if is_long else "place"
+        before, turn = self._waiting[queue], None
+        if before >= MOST_WAITING:
+            raise Busy(f"the server is busy, and {before} others wait already; try again in a moment")
+        self._waiting[queue] += 1  # before anything is awaited: many may ask at once
         try:
-            await self._wait_for(self._places, "place")
+            if is_long:
+                if self._turns.locked():
+                    yield _line(kind="waiting", before=before)
+                await self._turns.acquire()
+                turn = self._turns
+            await self._places.acquire()
         except BaseException:
             if turn is not None:
                 turn.release()
             raise
+        finally:
+            self._waiting[queue] -= 1
         lines: asyncio.Queue[bytes | None] = asyncio.Queue()
         work = self._in_background(self._work(kind, form, lines, turn))
         try:
@@ -175,6 +179,8 @@ class Pool:
             async for line in _read_until(process, monotonic() + (MOMENTS if turn is None else self.seconds)):
                 lines.put_nowait(line)
                 if lines.qsize() >= MOST_UNREAD:
+                    while not lines.empty():  # they would be kept as long as the client stays
+                        lines.get_nowait()
                     lines.put_nowait(_line(kind="error", words="the page did not keep up, and this was stopped"))
                     return
         except (EOFError, TimeoutError):
@@ -198,13 +204,6 @@ class Pool:
         await asyncio.shield(first.loading)
         if len(self._idle) + len(self._busy) < 2:
             self._idle.append(await _Process.start(self._threads))
-
-    async def _wait_for(self, semaphore: asyncio.Semaphore, kind: Literal["turn", "place"]) -> None:
-        self._waiting[kind] += 1
-        try:
-            await semaphore.acquire()
-        finally:
-            self._waiting[kind] -= 1
 
     async def _stop(self, process: _Process, turn: asyncio.Semaphore | None) -> None:
         """Interrupt the job, or end its process."""

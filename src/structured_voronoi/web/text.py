@@ -80,8 +80,14 @@ class _Watcher:
         self.began = self.told = -math.inf
         self.batch, self.step = range(0), 0
 
-    def hear(self, label: str, done: int, total: int) -> None:
-        """Of the pilot and of the probability; the steps of texts are told by `moved`."""
+    def hear(self, label: str, done: int, total: int, note: str) -> None:
+        """Of the pilot, of the probability, and of what takes long within a step; the steps of texts are told by
+        `moved`."""
+        if note:
+            if monotonic() - self.told > SECONDS:
+                self.told = monotonic()
+                self.say({"kind": "note", "words": note})
+            return
         if self.is_drawing:
             return
         if done == 0:

@@ -44,7 +44,7 @@ export class Chart {
     const py = (value) => this.height - BOTTOM - (Math.max(y0, this.y.log ? Math.log10(value) : value) - y0) / (y1 - y0) * (this.height - TOP - BOTTOM);
     this.axes.replaceChildren(...this.marks(this.x, x0, x1, 5).flatMap((value) => [
       drawn("text", { x: px(value), y: this.height - 6, "text-anchor": "middle" }, write(value)),
-    ]), ...this.marks(this.y, y0, y1, 4).flatMap((value) => [
+    ]), ...this.marks(this.y, y0, y1, 6).flatMap((value) => [
       drawn("line", { class: "axis", x1: LEFT, x2: this.width - RIGHT, y1: py(value), y2: py(value) }),
       drawn("text", { x: LEFT - 6, y: py(value) + 4, "text-anchor": "end" }, write(value)),
     ]));

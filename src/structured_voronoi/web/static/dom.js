@@ -22,6 +22,11 @@ export function set(node, attributes) {
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
 }
 
+// Read out by screen readers: what begins and ends, not every number on the way.
+export function speak(words) {
+  if ($("#spoken").textContent !== words) $("#spoken").textContent = words;
+}
+
 let vanishing;
 export function toast(words) {
   const node = $("#toast");

@@ -4,14 +4,21 @@ import { $, copy } from "./dom.js";
 import { openPlayground } from "./playground.js";
 import { openText } from "./text.js";
 
-const rooms = { playground: openPlayground, text: openText };
+const about = fetch("api/about").then(async (answer) => {
+  const offered = await answer.json();
+  if (!answer.ok) throw new Error(offered.error);
+  $("#version").textContent = `structured-voronoi ${offered.version}`;
+  return offered;
+});
+about.catch(() => {}); // the room of texts says so
+const rooms = { playground: openPlayground, text: () => openText(about) };
 const opened = {};
 
 function show() {
   const name = location.hash.slice(1).split("?")[0];
   const shown = name in rooms ? name : "playground";
   for (const room of Object.keys(rooms)) {
-    $(`#${room}`).hidden = room !== shown;
+    $(`[data-home=${room}]`).hidden = room !== shown;
     const link = $(`[data-room=${room}]`);
     if (room === shown) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
@@ -41,5 +48,12 @@ $("#theme").addEventListener("click", () => {
 for (const button of document.querySelectorAll(".copy-link")) {
   button.addEventListener("click", () => copy(location.href.replace(/[?]token=[^#]*/, ""), "Link copied"));
 }
-addEventListener("hashchange", show);
+$(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address names the room
+  $("#room").focus();
+});
+addEventListener("hashchange", () => {
+  show();
+  scrollTo(0, 0);
+});
 show();

@@ -13,21 +13,28 @@ const FIRST = {
 const NUMBERS = ["scale", "turn", "guidance", "step_size", "seed"];
 const FEWEST = 3, MOST = 12, EDGE = 1.92, GAP = 0.08;
 const TRAILS = 3; // trajectories that can still be seen
+const SEEN = 2.34; // of the plane, in every direction
+const WALLS = {
+  open: "Where its energy does not suffice, the particle passes and keeps its token, though in the cell of another. Exact.",
+  closed: "Where its energy does not suffice, the wall reflects. Exact up to the masses of the cells, which are estimated.",
+  equal: "The wall reflects, and all cells count as equally large, as in the paper: biased.",
+};
 
 const meeting = {
   refraction: (leg) => `Its energy suffices: at the wall between ${letter(leg.cell)} and ${letter(leg.wall)} the particle refracts, and the token is ${letter(leg.wall)}.`,
   reflection: (leg) => `Too little energy for ${letter(leg.wall)}: the wall reflects, and the token stays ${letter(leg.cell)}.`,
   passage: (leg) => `Too little energy for ${letter(leg.wall)}: an open gate lets the particle pass, and the token stays ${letter(leg.cell)}.`,
-  end: (leg) => `The trajectory ends, and ${letter(leg.cell)} is the draw. A new momentum is drawn.`,
+  end: (leg, walls) => `The trajectory ends, and ${letter(leg.cell)} is the draw. ${walls === "open" ? `A new point about ${letter(leg.cell)} and a new momentum are` : "A new momentum is"} drawn.`,
 };
 
 export function openPlayground() {
   const scene = structuredClone(FIRST);
-  const layers = Object.fromEntries(["cells", "gate", "trails", "knobs", "particle"].map((name) => [name, drawn("g")]));
+  const layers = Object.fromEntries(["cells", "outline", "gate", "trails", "knobs", "particle"].map((name) => [name, drawn("g")]));
   const svg = $("#plane"), form = $("#scene");
   svg.append(...Object.values(layers));
   const particle = drawn("circle", { class: "particle", r: 0.055 });
   layers.particle.append(particle);
+  layers.outline.append(drawn("polygon", { class: "outline" }));
 
   const shares = () => scene.weights.map((weight) => weight / scene.weights.reduce((a, b) => a + b));
   const show = new Show(scene, layers, particle);
@@ -46,6 +53,7 @@ export function openPlayground() {
     $("#fewer").disabled = scene.points.length <= FEWEST;
     $("#more").disabled = scene.points.length >= MOST;
     form.walls.value = scene.walls;
+    $("#walls-words").textContent = WALLS[scene.walls];
     for (const name of ["scale", "turn", "guidance", "step_size"]) {
       (name === "step_size" ? $("#step-size") : form[name]).value = scene[name];
       $(`[data-of=${name}]`).textContent = scene[name].toFixed(2).replace(/0$/, "");
@@ -165,7 +173,8 @@ export function openPlayground() {
 
   function arrive() {
     const given = readAddress("playground");
-    if (given && given.toString() !== new URLSearchParams(written(scene)).toString()) {
+    if (!given) writeAddress("playground", written(scene));
+    else if (given.toString() !== new URLSearchParams(written(scene)).toString()) {
       Object.assign(scene, structuredClone(FIRST), read(given));
       changed();
     }
@@ -196,6 +205,7 @@ class Show {
     this.trajectory = null;
     this.layers.trails.replaceChildren();
     this.layers.gate.replaceChildren();
+    this.layers.outline.firstChild.setAttribute("points", "");
     this.particle.setAttribute("visibility", "hidden");
   }
 
@@ -249,10 +259,12 @@ class Show {
 
   draw() {
     const leg = this.trajectory[this.leg], at = this.place(leg, this.angle);
-    set(this.particle, { cx: at[0].toFixed(3), cy: (-at[1]).toFixed(3) });
+    const seen = at.map((value) => Math.max(-SEEN, Math.min(SEEN, value))); // it may roam beyond the picture
+    set(this.particle, { cx: seen[0].toFixed(3), cy: (-seen[1]).toFixed(3) });
+    this.particle.classList.toggle("beyond", seen.some((value, k) => value !== at[k]));
     this.path += `${this.path ? "L" : "M"}${onScreen(at)}`;
     this.trail.firstChild.setAttribute("d", this.path);
-    [...this.layers.cells.children].forEach((cell, i) => cell.classList.toggle("here", i === leg.cell));
+    this.layers.outline.firstChild.setAttribute("points", this.layers.cells.children[leg.cell].getAttribute("points"));
   }
 
   // Moves on by an angle, through as many legs as that takes.
@@ -281,7 +293,7 @@ class Show {
 
   meet(leg) {
     const at = this.place(leg, leg.angle);
-    $("#story").textContent = leg.wall < 0 && leg.meets !== "end" ? "The edge reflects." : meeting[leg.meets](leg);
+    $("#story").textContent = leg.wall < 0 && leg.meets !== "end" ? "The edge reflects." : meeting[leg.meets](leg, this.scene.walls);
     this.layers.gate.replaceChildren();
     if (leg.meets !== "end") {
       this.trail.append(mark(leg.meets, at));
@@ -292,11 +304,13 @@ class Show {
     }
     [this.leg, this.angle] = [this.leg + 1, 0];
     if (this.leg >= this.trajectory.length) this.begin();
+    else this.draw();
   }
 
   play(isPlaying, isLeaving = false) {
     this.isPlaying = isPlaying;
     if (!isLeaving) $("#play").textContent = isPlaying ? "Pause" : "Play";
+    $("#story").setAttribute("aria-live", isPlaying ? "off" : "polite"); // read out from event to event
     cancelAnimationFrame(this.frame);
     let before = null;
     const tick = (now) => {
@@ -328,7 +342,7 @@ function read(given) {
   const isScene = points && weights?.length === points.length && points.length >= FEWEST && points.length <= MOST
     && points.every((pair) => pair.length === 2 && pair.every((value) => Math.abs(value) <= 2)) && weights.every((weight) => weight > 0);
   if (isScene) Object.assign(found, { points, weights });
-  if (["open", "closed", "equal"].includes(given.get("walls"))) found.walls = given.get("walls");
+  if (given.get("walls") in WALLS) found.walls = given.get("walls");
   for (const name of NUMBERS) {
     if (given.has(name) && Number.isFinite(Number(given.get(name)))) found[name] = Number(given.get(name));
   }

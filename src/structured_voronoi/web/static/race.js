@@ -1,6 +1,6 @@
 // Samplers side by side: their points, their shares beside the truth, and how far they are from it.
 
-import { $, drawn, element } from "./dom.js";
+import { $, drawn, element, speak } from "./dom.js";
 import { Chart } from "./chart.js";
 import { drawCells } from "./plane.js";
 import { events } from "./stream.js";
@@ -15,7 +15,8 @@ export function openRace(scene, shares) {
     lines, x: { log: true, from: 1, empty: [1, 100] }, y: { log: true, empty: [1e-5, 0.1] }, height: 400, describe: "Divergence from the truth: nothing was run yet",
   });
   const minis = Object.fromEntries(Object.entries(SAMPLERS).map(([name, label]) => [name, new Mini(label)]));
-  $("#minis").replaceChildren(...Object.values(minis).map((mini) => mini.home));
+  const words = element("p", { class: "hint mini-words" }, "Points: where 32 of the chains are. Bars: the share of each token among the draws. Lines: its probability.");
+  $("#minis").replaceChildren(...Object.values(minis).map((mini) => mini.home), words);
   let running = null;
 
   function forget() {
@@ -34,6 +35,7 @@ export function openRace(scene, shares) {
     const form = { points, weights, walls, scale, turn, guidance, step_size, seed };
     $("#run").textContent = "Stop";
     $("#race-status").textContent = "setting out";
+    speak("The samplers are running");
     let last = null;
     try {
       for await (const event of events("api/race", form, mine.signal)) {
@@ -46,7 +48,7 @@ export function openRace(scene, shares) {
         if (event.kind === "divergence") {
           last = event;
           chart.add(event.step, { ...event.js, [FLOOR]: event.floor });
-          for (const [name, mini] of Object.entries(minis)) mini.weigh(event.shares[name], event.js[name]);
+          for (const [name, mini] of Object.entries(minis)) mini.weigh(event.shares[name], event.js[name] / event.floor);
         }
       }
     } catch (error) {
@@ -58,7 +60,9 @@ export function openRace(scene, shares) {
         if (last) {
           $("#race-status").textContent = `${mine.signal.aborted ? "stopped" : "done"} after ${last.draws.toLocaleString("en")} draws`;
           const each = Object.entries(SAMPLERS).map(([name, label]) => `${label} ${last.js[name].toExponential(1)}`);
-          chart.tell(`Divergence from the truth after ${last.step} steps: ${each.join(", ")}; independent draws ${last.floor.toExponential(1)}`);
+          const said = `Divergence from the truth after ${last.step} steps: ${each.join(", ")}; independent draws ${last.floor.toExponential(1)}`;
+          chart.tell(said);
+          speak(said);
         }
       }
     }
@@ -97,7 +101,7 @@ class Mini {
     });
   }
 
-  weigh(shares, js) {
+  weigh(shares, times) {
     const most = Math.max(...this.truth, ...shares), width = 120 / shares.length;
     this.bars.replaceChildren(...shares.flatMap((share, i) => {
       const high = (value) => 38 * value / most;
@@ -106,6 +110,6 @@ class Mini {
         drawn("line", { class: "truth", x1: i * width, x2: (i + 1) * width, y1: 40 - high(this.truth[i]), y2: 40 - high(this.truth[i]) }),
       ];
     }));
-    if (js !== null) this.number.textContent = js.toExponential(1);
+    if (times !== null) this.number.textContent = `${times < 10 ? times.toFixed(1) : Math.round(times).toLocaleString("en")} × floor`;
   }
 }

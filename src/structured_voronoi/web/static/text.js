@@ -1,25 +1,31 @@
 // The room of texts: a form, chains that move, and a table of what was drawn.
 
 import { Chart } from "./chart.js";
-import { $, copy, element, later, readAddress, toast, writeAddress } from "./dom.js";
+import { $, copy, element, later, readAddress, speak, toast, writeAddress } from "./dom.js";
 import { events } from "./stream.js";
 
+const FIELDS = ["model", "prompt", "n", "length", "sampler", "ends", "stop", "system", "seed", "warmup"];
+const DOINGS = {
+  lookahead: "learning what leads there (lookahead)",
+  "weighted texts": "weighing texts for P(controls)",
+  "texts that end": "counting how many texts end in time",
+}; // what the server calls otherwise
 const FIRST_CONTROL = { kind: "food", value: "Italian", weight: 1, negated: false };
 
-export function openText() {
+export function openText(offering) {
   const form = $("#asking");
   let about = null, running = null;
   const run = new Run();
 
   const remember = later(() => {
-    if (!$("#text").hidden) writeAddress("text", written());
+    if (!$("[data-home=text]").hidden) writeAddress("text", written());
   }, 150);
 
   // ---- the form
 
   function written() {
     const settings = {};
-    for (const name of ["model", "prompt", "n", "length", "sampler", "ends", "stop", "system", "seed", "warmup"]) {
+    for (const name of FIELDS) {
       if (form[name].value !== "") settings[name] = form[name].value;
     }
     if (form.chat.checked) settings.chat = "yes";
@@ -28,16 +34,25 @@ export function openText() {
   }
 
   function read(given) {
-    for (const [name, value] of given) {
-      if (form[name] && name !== "chat" && name !== "controls") form[name].value = value;
+    const missing = [];
+    for (const name of FIELDS.filter((field) => given.has(field))) {
+      const value = given.get(name), { options } = form[name];
+      if (options && ![...options].some((option) => option.value === value)) missing.push(`the ${name} ${value}`);
+      else form[name].value = value;
     }
     form.chat.checked = given.get("chat") === "yes";
     let asked = [];
     try {
-      asked = JSON.parse(given.get("controls") ?? "[]");
-    } catch { /* a link that was cut */ }
+      asked = JSON.parse(given.get("controls") ?? "[]").map(([kind, value, weight, negated]) => ({ kind, value, weight, negated: Boolean(negated) }));
+    } catch {
+      missing.push("its controls, for it was cut");
+    }
     $("#controls").replaceChildren();
-    for (const [kind, value, weight, negated] of asked) addControl({ kind, value, weight, negated: Boolean(negated) });
+    for (const control of asked) {
+      if (control.kind in about.classifiers || control.kind in about.patterns) addControl(control);
+      else missing.push(`the control ${control.kind}`);
+    }
+    if (missing.length) $("#problem").textContent = `The link asks for what is not here: ${missing.join(", ")}.`;
   }
 
   const controls = () => [...$("#controls").children].map((row) => ({
@@ -71,9 +86,9 @@ export function openText() {
     not.checked = negated;
     const problem = element("p", { class: "problem", role: "status" });
     const remove = element("button", { type: "button", class: "quiet" }, "Remove");
-    const row = element("fieldset", { class: "control" }, element("legend", {}, "Control"),
+    const row = element("fieldset", { class: "control" }, element("legend", { class: "unseen" }, "Control"),
       element("div", { class: "fields" }, element("label", {}, "what", kinds), element("label", {}, "which", home), element("label", {}, "weight", weights)),
-      problem, element("div", { class: "tail" }, element("label", {}, not, "not"), remove));
+      element("div", { class: "tail" }, element("label", {}, not, "not"), remove), problem);
 
     let checking = null;
     const check = later(async () => {
@@ -162,10 +177,7 @@ export function openText() {
   });
 
   async function load() {
-    const answer = await fetch("api/about");
-    if (!answer.ok) throw new Error((await answer.json()).error);
-    about = await answer.json();
-    $("#version").textContent = `structured-voronoi ${about.version}`;
+    about = await offering;
     form.model.replaceChildren(...Object.keys(about.models).map((name) => element("option", {}, name)));
     form.sampler.replaceChildren(...Object.entries(about.samplers).map(([name, { is_exact: isExact }]) => element("option", { value: name }, isExact ? name : `${name} (not exact)`)));
     arrive();
@@ -205,13 +217,15 @@ class Run {
     $("#no-texts").hidden = false;
     $("#copy").disabled = $("#download").disabled = true;
     this.tell("Asking the server", null);
+    $("#step").textContent = "";
   }
 
   hear(event) {
     const { kind } = event;
     if (kind === "waiting") this.tell(`Waiting for a turn, ${event.before} before this`, null);
     if (kind === "phase") this.tell(capital(event.words), null);
-    if (kind === "progress") this.tell(`${capital({ lookahead: "learning what leads there (lookahead)" }[event.label] ?? event.label)}${left(event.left)}`, event.share);
+    if (kind === "progress") this.tell(capital(DOINGS[event.label] ?? event.label), event.share, left(event.left));
+    if (kind === "note") this.tell(this.told, null, `: ${event.words}`);
     if (kind === "said") $("#said").append(element("li", {}, capital(event.words)));
     if (kind === "planned") this.plan(event);
     if (kind === "moving") this.move(event);
@@ -226,9 +240,8 @@ class Run {
 
   plan({ sampler, is_exact: isExact, steps, controls }) {
     this.names = controls;
-    this.tell(`Drawing with ${sampler}${isExact ? "" : ", which is not exact"}`, 0);
+    this.tell(`Drawing with ${sampler}${isExact ? "" : ", which is not exact"}`, null);
     if (steps === 1) return; // nothing moves
-    $("#figures").hidden = $("#chains-section").hidden = false;
     const lines = { energy: { label: "mean", kind: "first" } };
     this.energies = new Chart($("#energies"), { lines, x: { from: 0, isWhole: true }, width: 360, height: 150, describe: "Mean energy of the chains by step" });
     const tags = Object.fromEntries(controls.map((name, i) => [name, { label: shortened(name), kind: i ? "" : "first" }]));
@@ -238,20 +251,23 @@ class Run {
 
   move(event) {
     const home = $("#chains");
+    $("#figures").hidden = $("#chains-section").hidden = false;
     if (this.moving && this.moving.first !== event.first) {
       this.offset += this.moving.steps;
       home.replaceChildren();
     }
     this.moving = event;
     while (home.children.length > event.pieces.length) home.lastChild.remove();
-    while (home.children.length < event.pieces.length) home.append(element("li", {}, element("p"), element("small"), element("small")));
+    while (home.children.length < event.pieces.length) home.append(element("li", {}, element("p"), element("small")));
     event.pieces.forEach((pieces, i) => {
-      const [text, scored, note] = home.children[i].children;
+      const [text, note] = home.children[i].children;
       relight(text, pieces, this.before(this.settings.prompt));
       const scores = Object.entries(event.controls).map(([name, values]) => `${shortened(name)} ${share(values[i])}`);
-      scored.textContent = scores.join(" · ");
-      note.textContent = `chain ${event.first + i} · step ${event.step} of ${event.steps} · energy ${short(event.energies[i])}`;
+      note.textContent = [...scores, `energy ${short(event.energies[i])}`].join(" · ");
     });
+    const heights = [...home.children].map((chain) => chain.offsetHeight);
+    heights.forEach((height, i) => (home.children[i].style.minHeight = `${height}px`)); // cards grow with their texts, and stay
+    $("#step").textContent = `: step ${event.step} of ${event.steps}`;
     const step = this.offset + event.step;
     this.energies.add(step, { energy: mean(event.energies) });
     this.probabilities.add(step, Object.fromEntries(Object.entries(event.controls).map(([name, values]) => [name, mean(values)])));
@@ -262,17 +278,17 @@ class Run {
       this.offset += this.moving.steps;
       this.moving = null; // these chains are done
     }
-    const controls = this.names;
+    const controls = this.names, heads = ["log p", "Energy", ...controls];
     if (!$("#texts thead").children.length) {
-      const heads = [element("th", { scope: "col" }, "Text"), ...["log p", "Energy", ...controls].map((name) => element("th", { scope: "col", class: "number" }, name))];
-      $("#texts thead").append(element("tr", {}, ...heads));
+      const cells = heads.map((name) => element("th", { scope: "col", class: "number" }, name));
+      $("#texts thead").append(element("tr", {}, element("th", { scope: "col" }, "Text"), ...cells));
     }
     for (const line of texts) {
       this.lines.push(line);
       const words = element("td", { class: "words" }, element("span", { class: "asked" }, this.before(line.prompt)), line.text);
       if (line.stopped_at !== undefined) words.append(element("small", {}, `stopped at step ${line.stopped_at} of ${line.steps}`));
       const numbers = [short(line.log_prob), short(line.energy), ...controls.map((name) => share(line[name]))];
-      $("#texts tbody").append(element("tr", {}, words, ...numbers.map((value) => element("td", { class: "number" }, value))));
+      $("#texts tbody").append(element("tr", {}, words, ...numbers.map((value, i) => element("td", { class: "number", "data-name": heads[i] }, value))));
     }
     $("#no-texts").hidden = true;
     $("#copy").disabled = $("#download").disabled = false;
@@ -280,7 +296,7 @@ class Run {
   }
 
   tellProbability({ words, effective_share: worth, verdict }) {
-    const entries = { "P(controls)": words, "Effective share": share(worth) };
+    const entries = { "How probable the model makes this: P(controls)": words, "Effective share of the texts weighed": share(worth) };
     $("#probability").replaceChildren(...Object.entries(entries).map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
     $("#probability").hidden = false;
     $("#verdict").textContent = capital(verdict);
@@ -304,8 +320,11 @@ class Run {
     else this.tell(`${isStopped ? "Stopped" : "Done"}: ${count} in ${seconds} s`, isStopped ? 0 : 1);
   }
 
-  tell(words, part) {
-    $("#status").textContent = words;
+  // What is being done, how much of it is (null: nobody knows), and what is added on the screen alone.
+  tell(words, part, added = "") {
+    this.told = words;
+    $("#status").textContent = words + added;
+    speak(words);
     const bar = $("#progress");
     if (part === null) bar.removeAttribute("value");
     else bar.value = part;
