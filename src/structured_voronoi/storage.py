@@ -125,7 +125,7 @@ class Store:
 
     def __init__(self, folder: str | Path, resume: bool = True) -> None:
         """Lock the folder, made if need be, and check every part; without ``resume`` one with a run is refused."""
-        self.folder = Path(folder)
+        self.folder = Path(os.path.abspath(folder))  # a user's code may go to another folder meanwhile
         self.manifest: Manifest | None = None
         try:
             self._made = [place for place in (self.folder, *self.folder.parents) if not place.exists()]

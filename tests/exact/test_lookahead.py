@@ -561,3 +561,5 @@ def test_controls_that_contradict_each_other_are_refused(ends: str) -> None:
         problem = bind(sv.Controlled(model, dict.fromkeys([river, *others], 1.0)))
         with contextlib.nullcontext() if is_possible else pytest.raises(sv.SamplingError, match="can satisfy all of "):
             check_patterns(problem)
+    with pytest.raises(sv.SamplingError, match="can satisfy all of "):
+        sv.probability(problem, texts=64, progress=False)

@@ -186,3 +186,19 @@ def test_parts_that_a_killed_run_left_unlisted_are_overwritten(tmp_path: Path) -
         store.commit({"draws-1.json": b"whole"})
     assert (tmp_path / "draws-1.json").read_bytes() == b"whole"
     assert not (tmp_path / "manifest.json.new").exists()
+
+
+def test_a_folder_stays_where_it_was_when_the_process_goes_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where no run begins, and what was made for it is removed: not what has the same name elsewhere."""
+    (tmp_path / "other" / "run").mkdir(parents=True)
+    for begins in (False, True):
+        monkeypatch.chdir(tmp_path)
+        with Store("new/run" if begins else "run") as store:
+            monkeypatch.chdir(tmp_path / "other")
+            if begins:
+                store.begin("test", SETTINGS, {})
+    assert (tmp_path / "new" / "run" / MANIFEST).is_file()
+    assert not (tmp_path / "run").exists()
+    assert (tmp_path / "other" / "run").is_dir()

@@ -13,6 +13,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -411,6 +413,15 @@ def test_a_command_refuses_what_is_not_its_run(tmp_path: Path) -> None:
     assert f"{batch} is damaged" in svs("runs", "show", str(tmp_path / "run"), code=2).stderr
     batch.unlink()
     assert f"{batch} is missing; restore it" in svs("runs", "show", str(tmp_path / "run"), code=2).stderr
+
+
+def test_a_run_that_goes_on_with_other_libraries_says_so(tmp_path: Path) -> None:
+    words = ("sample", "-n", "1", "--length", "3", "--ends", "never", "--checkpoint", str(tmp_path / "run"), "--resume")
+    svs(*words)
+    assert "was begun with" not in svs(*words).stderr
+    with Store(tmp_path / "run") as store:
+        store._write_manifest(replace(store.run, versions={**store.run.versions, "torch": "1.0"}))
+    assert f"svs: the run was begun with torch 1.0, now {version('torch')}: what is to come" in svs(*words).stderr
 
 
 def test_probability_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

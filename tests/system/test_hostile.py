@@ -144,7 +144,7 @@ def test_every_whole_number_of_every_command_is_read_in_digits() -> None:
         (["sample", "--prompts", "pipe"], "is a pipe or a device"),
         (["sample", "--prompts", "huge.csv"], "huge.csv has 5,120 MiB, and at most 100 are read; give a part of it"),
         (["sample", "--checkpoint", "a\0b"], "the checkpoint 'a\\x00b' cannot be written (embedded null byte)"),
-        (["sample", "--checkpoint", "pipe"], "the checkpoint pipe cannot be written (it is a file)"),
+        (["sample", "--checkpoint", "pipe"], "/pipe cannot be written (it is a file); choose another folder"),
         (["runs", "show", "x" * 300], "is no folder; name one that a run was kept in"),
         (["train", "lm", "--data", "/dev/zero", "--out", "new"], "is a pipe or a device"),
         (["train", "lm", "--data", "socket", "--out", "new"], "is a pipe or a device"),

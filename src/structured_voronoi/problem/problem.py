@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from structured_voronoi.contracts import TARGET_ABILITIES, Guidance, Target
+from structured_voronoi.contracts import TARGET_ABILITIES, Guidance, Pattern, Target
 from structured_voronoi.errors import SamplingError, check_positive, refuse_misspelt
 from structured_voronoi.geometry.cells import Cells, cells_of, spacing, working_dtype
 from structured_voronoi.streams import MEMORY, block_rows, in_blocks, widened
@@ -79,6 +79,7 @@ class Problem:
         self.log_factors = getattr(target, "log_factors", None)
         self.patterns: dict[str, Any] = getattr(target, "patterns", None) or {}
         """Of type Pattern, or compiled already."""
+        self.has_patterns = any(isinstance(pattern, Pattern) for pattern in self.patterns.values())
         self.prefix_factor: Any = getattr(target, "prefix_factor", None)
         self.readable: frozenset[str] = frozenset(getattr(target, "readable", None) or ())
         self.why_impossible = getattr(target, "why_impossible", None)

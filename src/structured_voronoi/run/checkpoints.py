@@ -61,6 +61,13 @@ class Checkpoint:
         progress = {**self.store.run.progress, "of": asked[growing]} if self.store.run.progress else None
         self.store.commit({f"{STAGE}{before:09}{SUFFIX}": pack(None)}, progress=progress, settings=asked)
 
+    @property
+    def other_versions(self) -> str:
+        """The libraries that are not those with which the run was begun; draws of theirs may end in other bits."""
+        begun = self.store.run.versions
+        now = {name: version(name) for name in begun if name in LIBRARIES}
+        return ", ".join(f"{name} {begun[name]}, now {now[name]}" for name in now if now[name] != begun[name])
+
     def stages(self, count: int) -> list[range]:
         """The numbers below ``count``: first those that the run was begun with, then those by which it has grown."""
         ends = [int(name.removeprefix(STAGE)) for name in self.names(STAGE)]

@@ -226,6 +226,8 @@ def fulfil(request: Request, say: Say, conclude: Say, watcher: Watcher | None = 
         if kept is not None:
             _refuse_growth(request, models, kept)
             kept.begin(KIND, bind(targets[0]), _described(request, models[0]), growing="n")
+            if kept.other_versions:
+                say(f"the run was begun with {kept.other_versions}: what is to come may end in other bits")
         done, all_texts = 0, request.n * len(models)
         for batch in _draw(request, targets, models, say, conclude, kept, stack, watcher):
             done += len(batch.texts)

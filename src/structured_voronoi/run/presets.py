@@ -160,12 +160,12 @@ def plan_texts(
     Without a given ``warmup`` there is none where draws are independent or chains start at the truth; guided chains
     have as many steps as follow from a pilot (`guided_moves`), all others 100.
     """
-    from structured_voronoi.contracts import Pattern, is_independent, tune
+    from structured_voronoi.contracts import is_independent, tune
     from structured_voronoi.problem.problem import bind
 
     check_sampler_name(name)
     problem, reason, guide = bind(target), None, None
-    if any(isinstance(pattern, Pattern) for pattern in problem.patterns.values()):
+    if problem.has_patterns:
         from structured_voronoi.lookahead.lookahead import check_patterns
 
         check_patterns(problem)

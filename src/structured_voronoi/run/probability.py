@@ -20,7 +20,7 @@ from torch import Tensor
 from structured_voronoi.contracts import Target
 from structured_voronoi.errors import NoBoundError, check_count
 from structured_voronoi.lookahead.kept import kept_lookahead
-from structured_voronoi.lookahead.lookahead import Lookahead
+from structured_voronoi.lookahead.lookahead import Lookahead, check_patterns
 from structured_voronoi.lookahead.rounds import share_of
 from structured_voronoi.metrics.divergence import Interval
 from structured_voronoi.metrics.text import wilson
@@ -181,6 +181,8 @@ def estimate(
             asked = {"texts": texts, "seed": seed, "monte_carlo": monte_carlo, "lookahead": describe(lookahead)}
             kept.begin(KIND, problem, asked)
         if lookahead is None:
+            if problem.has_patterns:
+                check_patterns(problem)
             fit = partial(_fit, problem, pilot, seed, keep, progress)
             lookahead = fit() if kept is None else kept.lookahead("lookahead", problem, fit)
         ending = 0 if problem.ended is None else max(LEAST_PLAIN, texts // 2)
