@@ -322,7 +322,7 @@ def test_stop_strings_may_be_given_alone_and_ends_in_other_words() -> None:
         ({"stop": (99,)}, "stop holds 99"),
         ({"stop": (None,)}, "stop holds None"),
         ({"stop": b"."}, "is no text and no list of texts"),
-        ({"allowed": ["a"]}, "allowed holds 'a', and tokens are the numbers from 0 to 6"),
+        ({"allowed": ["a"]}, "allowed holds token 'a', and there are those from 0 to 6; give"),
         ({"stop": (".",), "ends": "never"}, "say 'anywhere'"),
         ({"stop": (".",), "ends": True}, "say 'anywhere'"),
         ({"ends": "any where"}, "ends = 'any where' is unknown; did you mean 'anywhere'"),

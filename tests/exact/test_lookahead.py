@@ -274,6 +274,17 @@ def test_a_chain_does_not_depend_on_the_chains_beside_it() -> None:
     assert (many["posterior"]["tokens"].values[:3] == few["posterior"]["tokens"].values).all()
 
 
+def test_no_bit_of_a_proposal_depends_on_the_rows_beside_it() -> None:
+    model = sv.LanguageModel.load("bundled", length=12, ends="anywhere")
+    problem = bind(sv.Controlled(model, {sv.controls.Classifier.load("food", "Italian"): 1.5}))
+    lookahead = untrained(problem, dict.fromkeys(["food=Italian", "the text ends"], "token"), 0.1, seed=1)
+    levels = sv.Rng(1, 40).uniform(12)
+    whole = lookahead.draw(problem, levels)
+    for rows in (slice(5, 9), slice(0, 24), slice(16, 40)):
+        for part, same in zip(lookahead.draw(problem, levels[rows]), whole, strict=True):
+            assert torch.equal(part, same[rows])
+
+
 def stumbles(text: str) -> float:
     """Made for whole texts: it fails on short ones and on those that begin with " a"."""
     if len(text.split()) < 2 or text.startswith(" a"):

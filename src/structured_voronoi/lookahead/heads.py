@@ -135,7 +135,7 @@ class PatternHead(nn.Module):
         if output < 0 or not self.automaton.reachable[left, target]:
             settled = self.automaton.satisfied[target] & self.automaton.reachable[left, target]
             return settled.to(level).expand(len(level), len(tokens))
-        return self.reader.logits(level[:, output], None if slope is None else slope[:, output], tokens).sigmoid()
+        return logistic(self.reader.logits(level[:, output], None if slope is None else slope[:, output], tokens))
 
 
 def _tokens_by_state(
@@ -146,6 +146,11 @@ def _tokens_by_state(
     return [
         (state, (some & (following == state)).nonzero().squeeze(-1)) for state in torch.unique(following[some]).tolist()
     ]
+
+
+def logistic(logits: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """σ(x). The last bits of torch's own depend on where in a tensor a number stands, and so on the rows beside it."""
+    return 1 / (1 + (-logits).exp())
 
 
 def padded_rows(rows: Int[Tensor, " row"]) -> Int[Tensor, " padded"]:
@@ -187,7 +192,7 @@ class LearntHead(nn.Module):
         """ψ of every next token at position ``n``."""
         position = torch.full((len(features),), n, device=features.device)
         level, slope = self.reader.parts(features, position)
-        return self.reader.logits(level[:, 0], None if slope is None else slope[:, 0], None).sigmoid()
+        return logistic(self.reader.logits(level[:, 0], None if slope is None else slope[:, 0], None))
 
 
 Head = PatternHead | LearntHead

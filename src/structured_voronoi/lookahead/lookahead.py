@@ -215,7 +215,7 @@ class Lookahead:
         p, value = log_probs.exp(), widened(torch.ones_like(log_probs))
         for reading in readings:
             value = value * reading.value
-        value = value.pow(POWER)
+        value = (POWER * value.log()).exp()  # the last bits of torch's power depend on the rows beside it
         expected = (p * value).sum(-1, keepdim=True)
         return Weighed.of(log_probs, torch.where(expected > 0, value + self.delta * expected, 1.0))
 

@@ -482,7 +482,7 @@ class LanguageModel:
             wrong = [token for token in allowed if not hasattr(token, "__index__") or not 0 <= int(token) < size]
             if wrong:
                 raise SamplingError(
-                    f"allowed holds {wrong[0]!r}, and tokens are the numbers from 0 to {size - 1}; give some of these"
+                    f"allowed holds token {wrong[0]!r}, and there are those from 0 to {size - 1}; give some of these"
                 )
             mask[:] = False
             mask[torch.tensor(allowed, dtype=torch.int64)] = True
