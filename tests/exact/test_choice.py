@@ -20,7 +20,8 @@ from structured_voronoi.lookahead.rounds import share_of
 from structured_voronoi.metrics.divergence import pooled_chi_square
 from structured_voronoi.problem import drawing
 from structured_voronoi.run import choice
-from structured_voronoi.run.choice import guided_moves
+from structured_voronoi.run import guided_moves as guided_moves_module
+from structured_voronoi.run.guided_moves import guided_moves, leftover
 from structured_voronoi.run.presets import plan_texts
 from structured_voronoi.run.probability import summarise_weights
 from structured_voronoi.streams import Rng
@@ -232,21 +233,47 @@ def test_what_a_pilot_never_saw_may_still_have_a_start(monkeypatch: pytest.Monke
     assert "guided not possible (nothing can be learnt)" in (plan.reason or "")
 
 
-@pytest.mark.parametrize("share", [1.0, 0.5, 0.1, 0.02, 1 / 512])
-def test_guided_moves_are_the_cheapest_that_leave_one_per_cent(share: float) -> None:
-    def leftover(tries: int, choices: int) -> float:
-        return (1 + share * (tries - 1)) ** -choices
+WEIGHTS = {
+    "equal": np.zeros(100),
+    "one in ten": np.log(np.arange(100) % 10 == 0, where=np.arange(100) % 10 == 0, out=np.full(100, -np.inf)),
+    "log-normal": 1.5 * np.random.default_rng(3).standard_normal(512),
+    "one of all": np.array([0.0] + [-np.inf] * 511),
+}
 
-    tries, choices = guided_moves(share)
-    assert leftover(tries, choices) <= 0.01 + 1e-9
+
+@pytest.mark.parametrize("log_weight", WEIGHTS.values(), ids=list(WEIGHTS))
+def test_guided_moves_are_the_cheapest_that_leave_one_per_cent(log_weight: np.ndarray) -> None:
+    tries, choices = guided_moves(log_weight)
+    assert leftover(log_weight, tries, choices) <= 0.01
+    cost = (tries + guided_moves_module.CALL) * choices
     cheaper = [
         (k, t)
-        for t in range(choice.LEAST_CHOICES, choice.MOST_CHOICES + 1)
-        for k in range(2, ((tries + choice.CALL) * choices - 1) // t - choice.CALL + 1)
+        for t in range(guided_moves_module.LEAST_CHOICES, guided_moves_module.MOST_CHOICES + 1)
+        for k in range(2, min(guided_moves_module.MOST_TRIES, (cost - 1) // t - guided_moves_module.CALL) + 1)
     ]
-    assert all(leftover(k, t) > 0.01 for k, t in cheaper)
-    assert 4.6 / share < tries * choices <= 15 / share
-    assert guided_moves(0.0) == guided_moves(1 / 512)
+    assert all(leftover(log_weight, k, t) > 0.01 for k, t in cheaper)
+
+
+def test_guided_moves_at_their_best_and_without_a_weight() -> None:
+    assert math.prod(guided_moves(np.zeros(64))) == guided_moves_module.BEST
+    assert guided_moves(np.full(64, -np.inf)) == (guided_moves_module.MOST_TRIES, guided_moves_module.MOST_CHOICES)
+
+
+def test_leftover_is_what_is_missing_of_heavy_weights() -> None:
+    """Chains on a list of proposals, of which one in 300 weighs as much as 60: their share after t choices."""
+    source = np.random.default_rng(5)
+    weight = np.where(np.arange(300) == 0, 60.0, 1.0)
+    tries, choices, chains = 8, 5, 200_000
+    text = np.zeros(0, dtype=int)
+    for number in range(choices):
+        offered = source.integers(300, size=(chains, tries))
+        if number:
+            offered[:, 0] = text
+        chosen = (weight[offered].cumsum(1) < source.random((chains, 1)) * weight[offered].sum(1, keepdims=True)).sum(1)
+        text = offered[np.arange(chains), chosen]
+    heavy = 60 / weight.sum()
+    missing = heavy - (text == 0).mean()
+    assert missing == pytest.approx(leftover(np.log(weight), tries, choices), rel=0.15)
 
 
 def test_texts_of_a_guided_plan_follow_the_target() -> None:

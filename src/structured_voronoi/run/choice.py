@@ -40,6 +40,7 @@ from structured_voronoi.lookahead.rounds import share_of
 from structured_voronoi.problem.drawing import ENDLESS, ancestral_draw, count_ended, log_bound, refuse_endless
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.progress import progress_bar, show_note
+from structured_voronoi.run.guided_moves import BEST, guided_moves, leftover
 from structured_voronoi.run.presets import Scale, text_sampler, total_steps
 from structured_voronoi.samplers.guided import Guided
 from structured_voronoi.samplers.rejection import LEAST_TRIES, Rejection
@@ -64,12 +65,6 @@ SHARED = 0.1
 """The effective share that the lookahead of one prompt must have after another to be used there."""
 OFTEN, DOUBT = 0.1, 0.05
 """Controls that so many texts of the model satisfy are met by chance; how sure a bound on the share of others is."""
-LEFTOVER = 0.01
-"""The share of guided texts that may still depend on their start."""
-LEAST_CHOICES, MOST_CHOICES = 3, 100
-"""How often a guided text is chosen: at the start, in a step of warm-up and in the last step, or more often."""
-CALL = 2
-"""What choosing once more costs besides, in texts: one more pass from the first token to the last."""
 
 
 class Draws(NamedTuple):
@@ -162,7 +157,7 @@ def choose_sampler(
         return Choice("svs+refresh", f"svs+refresh, because {_cause(error)}")
 
     fitting = _fitting_seconds(tries)
-    saved = tries.seconds * (_over(1, tries.mean) - _evaluations(1.0))  # by the best of lookaheads
+    saved = tries.seconds * (_over(1, tries.mean) - BEST)  # by the best of lookaheads
     if not kept and count * saved <= fitting:
         seconds = tries.seconds / tries.mean
         cost = f"{seconds:.2g} s a text, {tries.mean:.2g} of tries accepted"
@@ -203,7 +198,7 @@ def _refuse_endless_texts(problem: Problem, seed: int) -> None:
 
 
 def _offer_of_guided(guide: Guide, warmup: int | None, thin: int) -> Offer:
-    tries, choices = guided_moves(guide.draws.share)
+    tries, choices = guided_moves(guide.draws.log_weight)
     said = f"effective share {guide.draws.share:.2g}; its lookahead {guide.origin}"
     steps = total_steps(warmup, thin, choices - 2)
     return Offer(guide.draws.seconds * tries * (steps + 1) if guide.draws.share else math.inf, said)
@@ -219,25 +214,6 @@ def _offer_of_svs(problem: Problem, chains: int, steps: int, seed: int, scale: S
     began = perf_counter()
     taken = len(list(islice(running, PILOT_STEPS)))
     return Offer(steps * (perf_counter() - began) / taken / chains, f"{steps} steps")
-
-
-def guided_moves(share: float) -> tuple[int, int]:
-    """Among how many texts a guided chain chooses, K, and how often it does so, t, its start included.
-
-    With the effective share s, texts of the target weigh E_π[w] = Z / s on average, and K - 1 proposals weigh (K - 1) Z
-    together. So a chain keeps its text with probability of about 1 / (1 + s (K - 1)), and after t choices the share
-    (1 + s (K - 1))^-t of chains still depends on the start. For every t there is a least K that brings this to 1 %,
-    1 + (100^(1/t) - 1) / s; taken is the t at which a text costs least, (K + CALL) t. At s = 1 K t is 15;
-    for a small s they come to ln(100) / s with K near √(2 / s), where weighted texts worth one draw cost 1 / s.
-    """
-    share = max(share, 1 / MOST_CHECKED)  # the least that a check can find
-
-    def tries(choices: int) -> int:
-        growth: float = LEFTOVER ** (-1 / choices)
-        return 1 + math.ceil((growth - 1) / share)
-
-    choices = min(range(LEAST_CHOICES, MOST_CHOICES + 1), key=lambda choices: (tries(choices) + CALL) * choices)
-    return tries(choices), choices
 
 
 class GuidedPlan(NamedTuple):
@@ -262,11 +238,11 @@ def plan_guided(
     if guide is None:
         home = kept_folder(problem, LOOKAHEAD_TEXTS, LOOKAHEAD_SEED)
         guide = _make_guide(problem, home, count, other, seed, progress)
-    share = guide.draws.share
-    tries, choices = guided_moves(share)
+    log_weight = guide.draws.log_weight
+    tries, choices = guided_moves(log_weight)
     steps = total_steps(warmup, thin, choices - 2)
-    leftover = (1 + share * (tries - 1)) ** -(steps + 1)
-    mixing = f"each chosen {steps + 1} times among {tries}: about {leftover:.1g} of them depend on their start"
+    left = leftover(log_weight, tries, steps + 1)
+    mixing = f"each chosen {steps + 1} times among {tries}: about {left:.1g} of them depend on their start"
     return GuidedPlan(Guided(guide.lookahead, tries), steps, mixing)
 
 
@@ -282,7 +258,7 @@ def _make_guide(problem: Problem, home: Path, count: int, other: Lookahead | Non
         draws = _draw_guided(problem, lookahead, seed)
         if (
             draws.share >= SHARED
-            and count * (_evaluations(draws.share) - _evaluations(1.0)) <= FITTED * LOOKAHEAD_TEXTS
+            and count * (math.prod(guided_moves(draws.log_weight)) - BEST) <= FITTED * LOOKAHEAD_TEXTS
         ):
             return Guide(lookahead, "is that of the first prompt", draws)
     began = perf_counter()
@@ -295,22 +271,15 @@ def _make_guide(problem: Problem, home: Path, count: int, other: Lookahead | Non
     return Guide(lookahead, origin, draws)
 
 
-def _evaluations(share: float) -> int:
-    """Of a guided text."""
-    return math.prod(guided_moves(share))
-
-
 def _draw_guided(problem: Problem, lookahead: Lookahead, seed: int) -> Draws:
-    """Draws of a lookahead: more and more, if they are worth little."""
+    """Draws of a lookahead: as many as show its heavy weights, or as there is time for."""
     bound = log_bound(problem)
 
     def weigh(rng: Rng) -> Tensor:
         return lookahead.draw(problem, rng.uniform(problem.length)).log_weight - bound
 
     draws = _draw_in_waves(problem, weigh, range(WAVE), seed)
-    while draws.texts * draws.seconds < LEAST_SECONDS and (
-        draws.texts < CHECKED or (draws.effective < UNSURE and draws.texts < MOST_CHECKED)
-    ):
+    while draws.texts * draws.seconds < LEAST_SECONDS and draws.texts < MOST_CHECKED:
         draws = draws.joined(_draw_in_waves(problem, weigh, range(draws.texts, 2 * draws.texts), seed))
     return draws
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy import ndarray
 
 from structured_voronoi.run.diagnosis_records import DISTANCE, Mixing, Record
+from structured_voronoi.run.guided_moves import leftover
 
 LEAST_DRAWS = 20
 """With fewer draws or steps a chain, nothing is said about mixing."""
@@ -174,13 +175,15 @@ def _weights(record: Record) -> Iterator[Finding]:
     found = record.summary_of_weights()
     if found is None:
         return
-    fresh = record.counts["log_weights"].shape[-1]
-    leftover = (1 + found.effective_share * fresh) ** -(record.steps + 1)  # the start is chosen by weight, too
+    log_weight = record.counts["log_weights"].astype(float)
+    left = leftover(
+        log_weight.ravel(), 1 + log_weight.shape[-1], record.steps + 1
+    )  # the start is chosen by weight, too
     remedy = "fit the lookahead on more texts, Lookahead.fit(target, texts=8192), or take more `tries` or steps"
     said = f"the effective share of guided weights is {found.effective_share:.2g}"
-    if leftover > MOST_LEFTOVER:
+    if left > MOST_LEFTOVER:
         yield Finding(
-            f"{said}: after {record.steps} step{plural(record.steps)} about {leftover:.0%} of chains still depend on "
+            f"{said}: after {record.steps} step{plural(record.steps)} about {left:.0%} of chains still depend on "
             f"their start; {remedy}",
             serious=True,
         )

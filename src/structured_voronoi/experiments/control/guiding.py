@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from structured_voronoi.lookahead.lookahead import Lookahead
-from structured_voronoi.run.choice import guided_moves
-from structured_voronoi.run.probability import probability
+from structured_voronoi.lookahead.rounds import share_of
+from structured_voronoi.problem.problem import bind
+from structured_voronoi.run.guided_moves import guided_moves
 from structured_voronoi.samplers.guided import Guided
+from structured_voronoi.streams import Rng
 from structured_voronoi.targets.controlled import Controlled
 
 
@@ -26,6 +28,8 @@ def fit_guided(target: Controlled, texts: int, seed: int) -> FittedGuided:
 
 def measure_guided(lookahead: Lookahead, target: Controlled, texts: int, seed: int) -> FittedGuided:
     """With a lookahead, of this target or of one like it, that is measured on half as many texts."""
-    share = probability(target, max(64, texts // 2), seed, lookahead, progress=False).effective_share
-    tries, choices = guided_moves(share)
-    return FittedGuided(Guided(lookahead, tries), choices - 1, share)
+    problem = bind(target)
+    rng = Rng(seed, max(64, texts // 2), "guiding", problem.device)
+    log_weight = lookahead.draw(problem, rng.uniform(problem.length)).log_weight
+    tries, choices = guided_moves(log_weight.cpu().numpy())
+    return FittedGuided(Guided(lookahead, tries), choices - 1, share_of(log_weight))
