@@ -33,6 +33,7 @@ from structured_voronoi.models.training import Recipe, train_language_model
 from structured_voronoi.run import checkpoints, probability
 from structured_voronoi.run.checkpoints import Bookmark
 from structured_voronoi.samplers import svs as svs_sampler
+from structured_voronoi.stopping import Stopping
 from structured_voronoi.storage import LOCK, MANIFEST, LineFile, Store, read_manifest
 from structured_voronoi.targets.tabular import AutoregressiveTable
 from system.commands import svs
@@ -148,6 +149,40 @@ def test_ctrl_c_returns_the_draws_so_far_and_the_run_goes_on(tmp_path: Path, mon
     assert some.attrs["interrupted"] == 1
     assert some["posterior"]["tokens"].shape == (3, 2, 3)
     assert equal(sv.sample(target, sampler, checkpoint=tmp_path, **SETTINGS), whole)
+
+
+def test_ctrl_c_waits_for_the_step_under_way_and_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(checkpoints, "FIRST", 1e9)  # nothing is kept because it is time
+    monkeypatch.setattr(checkpoints, "SECONDS", 1e9)
+    target, sampler, step, taken = boxed_target(3, 5, 3, 2), sv.SVS(0.6), Chains.__next__, 0
+    whole = sv.sample(target, sampler, **SETTINGS)
+
+    def asked(self: Chains) -> Any:
+        nonlocal taken
+        taken += 1
+        if taken == 5:
+            signal.raise_signal(signal.SIGINT)
+        return step(self)
+
+    monkeypatch.setattr(Chains, "__next__", asked)
+    some = sv.sample(target, sampler, checkpoint=tmp_path, **SETTINGS)
+    assert some.attrs["interrupted"] == 1
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert capsys.readouterr().err.count("stopping after the step under way; once more stops at once") == 1
+    assert read_manifest(tmp_path).progress["done"] == 5
+    assert equal(sv.sample(target, sampler, checkpoint=tmp_path, **SETTINGS), whole)
+
+
+def test_a_second_ctrl_c_does_not_wait() -> None:
+    held = Stopping()
+    with held:
+        signal.raise_signal(signal.SIGINT)
+        assert held.asked
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_every_flipped_byte_of_a_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,22 +6,19 @@ Torch's own random state is kept, too; trainings change it within `torch.random.
 from __future__ import annotations
 
 import shutil
-import signal
-import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any, Self
 
 import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from structured_voronoi.stopping import Stopping
 from structured_voronoi.storage import Store
 
 CHECKPOINT_STEPS, CHECKPOINT_SECONDS = 200, 120.0
-STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 class Unfinished:
@@ -42,8 +39,7 @@ class Unfinished:
         self.folder, self.settings, self.network, self.optimiser = folder, settings, network, optimiser
         self.steps, self.resume = steps, resume
         self.step, self.seconds = 0, 0.0
-        self._signals: list[int] = []
-        self._handlers: dict[int, Any] = {}
+        self._stopping = Stopping()
 
     def __enter__(self) -> Self:
         self._store = Store(self.folder, self.resume)
@@ -56,25 +52,24 @@ class Unfinished:
             self._store.close()
             raise
         self._saved = time.monotonic()
-        if threading.current_thread() is threading.main_thread():
-            self._handlers = {number: signal.signal(number, self._hold_back) for number in STOPPING}
+        self._stopping.__enter__()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._store.__exit__(kind, error, trace)
-        self._let_signals_through()
+        self._stopping.let_through()
 
     def advance(self, seconds: float) -> None:
         """Count a step; keep it if it is time or somebody has asked to stop."""
         self.step, self.seconds = self.step + 1, seconds
         is_due = self.step % CHECKPOINT_STEPS == 0 or time.monotonic() - self._saved > CHECKPOINT_SECONDS
-        if is_due or self._signals:
+        if is_due or self._stopping.asked:
             progress = {"done": self.step, "of": self.steps, "unit": "steps", "seconds": seconds}
             state = save({name: tensor.detach().cpu().contiguous() for name, tensor in self._tensors().items()})
             self._store.commit({f"state-{self.step:09}.safetensors": state}, self._store.names("state-"), progress)
             self._saved = time.monotonic()
-        if self._signals:
-            self._let_signals_through()
+        if self._stopping.asked:
+            self._stopping.let_through()
 
     def remove(self) -> None:
         """Of no use any more: the training is done, and what came of it is written."""
@@ -101,16 +96,3 @@ class Unfinished:
                 _, number, field = name.split(".", 2)
                 state.setdefault(int(number), {})[field] = tensor
         self.optimiser.load_state_dict({"state": state, "param_groups": self.optimiser.state_dict()["param_groups"]})
-
-    def _hold_back(self, number: int, frame: FrameType | None) -> None:
-        self._signals.append(number)
-        if len(self._signals) > 1:
-            self._let_signals_through()
-
-    def _let_signals_through(self) -> None:
-        """Put the handlers back that were there before, and let them do what they have been kept from."""
-        handlers, self._handlers, signals, self._signals = self._handlers, {}, self._signals, []
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        if signals:
-            signal.raise_signal(signals[-1])

@@ -17,6 +17,7 @@ from structured_voronoi.lookahead.lookahead import Lookahead, few_texts, identif
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.run.presets import Plan, Scale, text_sampler
 from structured_voronoi.run.stored import changed, changes, check_storable, describe, pack, unpack
+from structured_voronoi.stopping import Stopping
 from structured_voronoi.storage import Store
 
 SECONDS, FIRST = 30.0, 1.0
@@ -39,6 +40,8 @@ class Checkpoint:
         self._outdated: list[str] = []
         self._wait, self._saved = min(FIRST, SECONDS), monotonic()
         self._progress: dict[str, Any] | None = None
+        self.stopping = Stopping()
+        """Entered around steps that can be kept."""
 
     def __enter__(self) -> Self:
         return self
@@ -79,8 +82,8 @@ class Checkpoint:
 
     @property
     def is_due(self) -> bool:
-        """Is it time to write?"""
-        return monotonic() - self._saved >= self._wait
+        """Is it time to write, or has somebody asked to stop?"""
+        return self.stopping.asked or monotonic() - self._saved >= self._wait
 
     def names(self, prefix: str) -> list[str]:
         """What was put under names that begin so, in order."""
@@ -106,12 +109,14 @@ class Checkpoint:
         self._progress = {"done": done, "of": of, "unit": unit}
 
     def save(self) -> None:
-        """Write what was put, and how far the run is; one that is all done is finished."""
+        """Write what was put, and how far the run is; one that is all done is finished. Stop then, if asked to."""
         began, told = monotonic(), self._progress
         finished = told is not None and told["done"] == told["of"]
         self.store.commit(self._new, self._outdated, told, finished)
         self._new, self._outdated, self._saved = {}, [], monotonic()
         self._wait = max(min(2 * self._wait, SECONDS), (self._saved - began) / SHARE)
+        if self.stopping.asked:
+            self.stopping.let_through()
 
     def bookmark(self, name: str, chains: Chains) -> Bookmark:
         return Bookmark(self, name, chains)

@@ -197,8 +197,9 @@ def _weights(record: Record) -> Iterator[Finding]:
 
 def _lost_steps(record: Record) -> Iterator[Finding]:
     """Steps that came to nothing, for whatever reason."""
+    is_guided = "log_weights" in record.counts  # its weights say more than what was refused
     impossible = record.share("nonfinite", "evaluations")
-    if impossible is not None and impossible > MOST_IMPOSSIBLE and not record.independent:
+    if impossible is not None and impossible > MOST_IMPOSSIBLE and not (record.independent or is_guided):
         yield Finding(
             f"{impossible:.0%} of proposals had no finite energy and were refused: if no control forbids them, look "
             "for NaN in `log_prob`; if one does, Guided() proposes what it allows",
@@ -220,7 +221,7 @@ def _lost_steps(record: Record) -> Iterator[Finding]:
             serious=False,
         )
     accepted = record.share("refreshed", "redraws")
-    if accepted is not None and accepted < LEAST_ACCEPTED and not record.is_stuck.all():
+    if accepted is not None and accepted < LEAST_ACCEPTED and not (is_guided or record.is_stuck.all()):
         yield Finding(
             f"{accepted:.2%} of redraws were accepted: shorter blocks, Refresh(block=2), or a lookahead, "
             "Refresh(lookahead=…), are refused less often",

@@ -230,7 +230,8 @@ class Blocks:
         parts = [] if kept is None else [kept.get(part) for part in kept.names(name)]
         stored, begun = len(parts), sum(map(len, parts))
         self.done += begun
-        with progress_bar(texts, self.progress, label) as tick:
+        holding = contextlib.nullcontext() if kept is None else kept.stopping
+        with progress_bar(texts, self.progress, label) as tick, holding:
             tick("", begun)
             for begin in range(begun, texts, AT_A_TIME):
                 numbers = range(begin, min(begin + AT_A_TIME, texts))

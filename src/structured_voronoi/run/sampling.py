@@ -195,21 +195,22 @@ def advance(
     if kept is not None and bookmark is not None:
         recorder.resume([kept.get(name) for name in kept.names("draws-")], **bookmark.resume())
     stored = recorder.count
-    for _, info in islice(chains, recorder.all_steps - recorder.steps):
-        recorder.add(chains.state.tokens, info)
-        is_last = recorder.steps == recorder.all_steps
-        if kept is not None and bookmark is not None and (is_last or kept.is_due):
-            if recorder.count > stored:
-                kept.put(f"draws-{len(kept.names('draws-')):06}", recorder.since(stored))
-                stored = recorder.count
-            if is_last:
-                bookmark.remove()
-                kept.put("counted", recorder.counted())
-            else:
-                bookmark.put(recorder.counted())
-            kept.reach(recorder.steps, recorder.all_steps, "steps")
-            kept.save()
-        yield info
+    with contextlib.nullcontext() if kept is None else kept.stopping:
+        for _, info in islice(chains, recorder.all_steps - recorder.steps):
+            recorder.add(chains.state.tokens, info)
+            is_last = recorder.steps == recorder.all_steps
+            if kept is not None and bookmark is not None and (is_last or kept.is_due):
+                if recorder.count > stored:
+                    kept.put(f"draws-{len(kept.names('draws-')):06}", recorder.since(stored))
+                    stored = recorder.count
+                if is_last:
+                    bookmark.remove()
+                    kept.put("counted", recorder.counted())
+                else:
+                    bookmark.put(recorder.counted())
+                kept.reach(recorder.steps, recorder.all_steps, "steps")
+                kept.save()
+            yield info
 
 
 def _make_tree(
