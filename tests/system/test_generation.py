@@ -12,7 +12,7 @@ import pytest
 import structured_voronoi as sv
 from structured_voronoi.lookahead.lookahead import Lookahead
 from structured_voronoi.models.loading import load_model
-from structured_voronoi.models.prompts import encode_chat, end_of_turn
+from structured_voronoi.models.prompts import encode_chat, encode_prompt, end_of_turn
 from structured_voronoi.run import choice
 from structured_voronoi.run.prompt_files import read_prompts
 from system.commands import svs
@@ -120,6 +120,18 @@ def test_ancestral_texts_of_many_prompts_are_refused_where_they_are_not_the_trut
     for more in ({"controls": ["keyword=family"]}, {"suffix": " It is cheap."}):
         with pytest.raises(sv.SamplingError, match="ancestral sampling does not see"):
             sv.generate("bundled", PROMPTS, n=1, length=8, sampler="ancestral", progress=False, **more)
+
+
+def test_the_mark_of_a_turn_is_not_put_before_a_plain_prompt() -> None:
+    """SmolLM2's first token is `<|im_start|>`, after which a role would have to follow."""
+    tokenizer = copy.deepcopy(load_model("bundled").tokenizer)
+    plain, end = encode_prompt(tokenizer, "Near the"), tokenizer.eos_token_id
+    assert plain[0] == end
+    tokenizer.add_special_tokens({"bos_token": "<|im_start|>"})
+    assert encode_prompt(tokenizer, "Near the") == [tokenizer.bos_token_id, *plain[1:]]
+    tokenizer.chat_template = "{% for m in messages %}{{ '<|im_start|>' + m['role'] }}{% endfor %}"
+    assert encode_prompt(tokenizer, "Near the") == plain[1:]
+    assert encode_prompt(tokenizer, "") == [tokenizer.bos_token_id]
 
 
 def test_a_chat_is_written_by_the_template_and_ends_with_the_turn() -> None:

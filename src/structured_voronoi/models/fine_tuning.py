@@ -104,6 +104,7 @@ def fine_tune(
             "minutes_taken": progress.seconds / 60,
             **asdict(recipe),
         }
+        tokenizer.chat_template = None  # it has learnt texts, each after the first token, and no conversation
         save_model(loaded._replace(model=model.half()) if half else loaded, out)
         (out / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         unfinished.remove()

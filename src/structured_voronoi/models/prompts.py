@@ -26,7 +26,7 @@ def encode_prompt(tokenizer: Any, prompt: str) -> list[int]:
     """The tokens of a prompt, after the token that texts begin with."""
     check_text("the prompt", prompt)
     ids: list[int] = tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"] if prompt else []
-    first = tokenizer.bos_token_id
+    first = None if ids and _begins_turns(tokenizer) else tokenizer.bos_token_id
     if first is None and not ids:
         first = tokenizer.eos_token_id
     if first is not None:
@@ -34,6 +34,13 @@ def encode_prompt(tokenizer: Any, prompt: str) -> list[int]:
     if not ids:
         raise SamplingError("this tokenizer has no token to begin a text with; give a prompt")
     return ids
+
+
+def _begins_turns(tokenizer: Any) -> bool:
+    """Is the first token of texts one with which the turns of a chat begin, and no other text, as SmolLM2's is?"""
+    first, template = tokenizer.bos_token, str(getattr(tokenizer, "chat_template", None) or "")
+    puts_it = tokenizer("a", verbose=False)["input_ids"][:1] == [tokenizer.bos_token_id]
+    return first is not None and first != tokenizer.eos_token and first in template and not puts_it
 
 
 def encode_chat(tokenizer: Any, prompt: str, system: str) -> list[int]:
