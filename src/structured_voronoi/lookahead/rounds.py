@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 from time import perf_counter
 from typing import NamedTuple
 
@@ -64,17 +65,23 @@ def refine_in_rounds(
     """
     best, best_share, rounds = lookahead, 0.0, []
     for number in range(ROUNDS + 1 if perf_counter() < deadline else 0):
-        drawn = draw_round(problem, lookahead, texts, Rng(seed, texts, f"lookahead round {number}", problem.device))
-        share = examples.effective_share(problem, lookahead) if examples else perplexity_share(drawn.log_weight)
-        tick(f"round {number}: effective share {share_of(drawn.log_weight):.2g}", texts // 2)
+        draw = partial(
+            draw_round, problem, lookahead, texts, Rng(seed, texts, f"lookahead round {number}", problem.device)
+        )
+        drawn = None
+        if examples:
+            share = examples.effective_share(problem, lookahead)
+        else:
+            drawn = draw()
+            share = perplexity_share(drawn.log_weight)
         if share <= best_share:
             break
         best, best_share = lookahead, share
-        if perf_counter() > deadline:
+        if number == ROUNDS or perf_counter() > deadline:
             break
-        rounds.append(drawn)
-        if number < ROUNDS:
-            lookahead = _refine(lookahead, rounds, seed)
+        rounds.append(drawn or draw())
+        tick(f"round {number + 1}: effective share {share_of(rounds[-1].log_weight):.2g}", texts // 2)
+        lookahead = _refine(lookahead, rounds, seed)
     return best
 
 

@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -16,7 +15,7 @@ from multiprocessing.context import SpawnProcess
 from typing import Any, NamedTuple
 
 from structured_voronoi.errors import SamplingError
-from structured_voronoi.run.workers import PREPARED, Event, Failed, Lost, Said, event_of, respond
+from structured_voronoi.run.workers import Event, Failed, Lost, Said, event_of, respond
 
 PR_SET_PDEATHSIG = 1
 
@@ -60,14 +59,15 @@ class Processes:
         """What a worker says, or that it is no more; None if it says that it is prepared."""
         hand = self._hands[worker]
         try:
-            answer = pickle.loads(hand.pipe.recv_bytes()) if hand.pipe.poll() else None
+            answer = hand.pipe.recv_bytes() if hand.pipe.poll() else None
         except (EOFError, OSError):
             answer = None
         if answer is None:
             return self._bury(worker)
-        if answer[0] == PREPARED:
+        event = event_of(worker, answer)
+        if event is None:
             self._hands[worker] = hand._replace(is_prepared=True)
-        return event_of(worker, answer)
+        return event
 
     def _bury(self, worker: int) -> Failed | Lost:
         process, pipe, is_prepared = self._hands.pop(worker)

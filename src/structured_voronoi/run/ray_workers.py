@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import queue
 import secrets
 import shutil
@@ -109,7 +108,7 @@ class RayWorkers:
 
     def _hear(self, worker: int, news: Any) -> Event | None:
         try:
-            answer = pickle.loads(self._ray.get(news))
+            answer = self._ray.get(news)
         except self._ray.exceptions.RayActorError as error:
             del self._actors[worker]
             return Lost(worker, f"what Ray tells of it: {one_line(error)}")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 
@@ -34,14 +34,14 @@ TICK_SECONDS = 0.2
 """Between two reports of a task's progress."""
 
 
-class Sent(NamedTuple):
+class Sent(TypedDict):
     """Parts that a task puts into the checkpoint, and parts that it leaves out."""
 
     new: dict[str, bytes]
     drop: list[str]
 
 
-class Ticked(NamedTuple):
+class Ticked(TypedDict):
     """A task's progress."""
 
     note: str
@@ -83,7 +83,7 @@ class TaskStore(Store):
         for name in (dropped := list(drop)):
             del self.parts[name]
         self.finished = finished
-        self._report(Sent(dict(new), dropped))
+        self._report(Sent(new=dict(new), drop=dropped))
 
     def close(self) -> None:
         pass
@@ -103,7 +103,7 @@ def tick_to(report: Report, unit: float = 1.0) -> Tick:
         nonlocal taken, told
         taken += steps * unit
         if monotonic() - told >= TICK_SECONDS:
-            report(Ticked(note, taken))
+            report(Ticked(note=note, steps=taken))
             taken, told = 0.0, monotonic()
 
     return tick
@@ -198,13 +198,14 @@ class SpreadCheckpoint(Checkpoint):
         names = [] if given is None else self.store.names(folder + given)
         return Task(content, {name.removeprefix(folder): self.store.read(name) for name in names})
 
-    def _hear(self, number: int, message: Sent | Ticked) -> None:
-        if isinstance(message, Ticked):
-            self.tick(message.note, message.steps)
+    def _hear(self, number: int, message: Any) -> None:
+        """A task's `Ticked` or `Sent`."""
+        if "steps" in message:
+            self.tick(message["note"], message["steps"])
             return
         folder, parts = self._folders[number], self.store.run.parts
-        new = {folder + name: data for name, data in message.new.items() if folder + name not in parts}
-        self.store.commit(new, [folder + name for name in message.drop if folder + name in parts], self._progress)
+        new = {folder + name: data for name, data in message["new"].items() if folder + name not in parts}
+        self.store.commit(new, [folder + name for name in message["drop"] if folder + name in parts], self._progress)
 
 
 class TemporaryStore(Store):

@@ -66,4 +66,4 @@ def _look(blocks: Blocks, task: Task, report: Report) -> None:
     asked, kept = task.content, task_checkpoint(task, report)
     kept.put(asked.part, blocks.find(asked.stream, asked.numbers))
     kept.save()
-    report(Ticked("", len(asked.numbers)))
+    report(Ticked(note="", steps=len(asked.numbers)))

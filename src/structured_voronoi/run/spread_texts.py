@@ -100,4 +100,4 @@ def _work(request: Request, targets: Any, task: Task, report: Report) -> None:
     else:
         draw_together(targets, request.n, asked.chains, seed, kept)
         kept.save()
-        report(Ticked("", len(asked.chains)))
+        report(Ticked(note="", steps=len(asked.chains)))

@@ -36,7 +36,7 @@ LONGEST = 1000
 
 
 def pack(value: Any, template: Any = None, name: str = "value") -> bytes:
-    """Tensors, arrays, numbers and words in tuples, lists and dicts; an error names what cannot be stored."""
+    """Tensors, arrays, numbers, words and bytes in tuples, lists and dicts; an error names what cannot be stored."""
     tensors: dict[str, Tensor] = {}
     described = _describe_node(value, template, name, tensors)
     whole = {path: part.detach().cpu().clone(memory_format=torch.contiguous_format) for path, part in tensors.items()}
@@ -61,6 +61,9 @@ def _describe_node(value: Any, template: Any, path: str, tensors: dict[str, Tens
     if isinstance(value, Tensor) and value.dtype in REAL and value.layout == torch.strided:
         tensors[path] = value
         return {"tensor": path}
+    if type(value) is bytes:
+        tensors[path] = torch.from_numpy(np.frombuffer(value, dtype=np.uint8).copy())
+        return {"bytes": path}
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8:
         tensors[path] = torch.from_numpy(np.array(value))
         return {"array": path}
@@ -91,6 +94,8 @@ def _rebuild_node(described: dict[str, Any], template: Any, tensors: dict[str, T
         return tensors[content].to(template.device if isinstance(template, Tensor) else device)
     if kind == "array":
         return tensors[content].numpy()[()]
+    if kind == "bytes":
+        return tensors[content].numpy().tobytes()
     if kind == "constant":
         return template
     if kind == "tuple":

@@ -2,7 +2,9 @@
 
 A worker prepares itself once, by loading a model for example, and then does one task after another. `Crew` hands the
 tasks out; where they are done is a matter of `Workers`: processes on this machine (run/processes.py), or actors of a
-Ray cluster (run/ray_workers.py). What goes to and fro is bytes, made by `packed` and answered by `respond`.
+Ray cluster (run/ray_workers.py). What goes to and fro is bytes. Workers are sent Python objects, those of the user
+among them, which are pickled (`packed`). What they answer is data (`respond`, `event_of`): nothing that a worker says
+is unpickled.
 """
 
 from __future__ import annotations
@@ -16,17 +18,19 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+from structured_voronoi import errors
 from structured_voronoi.errors import SamplingError, one_line
+from structured_voronoi.run.stored import pack, unpack
 
 Report = Callable[[Any], None]
-"""Tells the driver something in the middle of a task."""
+"""Tells the driver something in the middle of a task: data, as `stored.pack` takes it."""
 Work = Callable[[Any, Report], Any]
-"""(task, report) -> result."""
+"""(task, report) -> result, which is data, too."""
 Prepare = Callable[[], Work]
 """Called once in every worker; what it returns does each of the worker's tasks."""
 RUNS = 3
 """How often a task is begun before it is given up."""
-PREPARED, SAID, DONE, FAILED = range(4)
+PREPARED, SAID, DONE, FAILED = "prepared", "said", "done", "failed"
 """What a worker's answer is."""
 
 
@@ -197,21 +201,14 @@ def unpacked(message: bytes) -> Any:
         ) from error
 
 
-def sendable_error(error: Exception) -> SamplingError:
-    """The error as another process can raise it: one of ours as it is, any other by its name and message."""
-    if type(error).__module__ == SamplingError.__module__ and isinstance(error, SamplingError):
-        return error
-    return SamplingError(f"{type(error).__name__}: {one_line(error)}")
-
-
 def respond(work: Work | None, message: bytes, send: Callable[[bytes], None]) -> Work | None:
     """What a worker does with a message: it prepares itself by the first, and does the tasks that follow.
 
     It sends answers; returned is the work that it is prepared for.
     """
 
-    def answer(kind: int, *content: Any) -> None:
-        send(packed((kind, *content)))
+    def answer(kind: str, *content: Any) -> None:
+        send(pack((kind, *content), name="what a worker answers"))
 
     try:
         if work is None:
@@ -220,17 +217,27 @@ def respond(work: Work | None, message: bytes, send: Callable[[bytes], None]) ->
         else:
             answer(DONE, work(unpacked(message), partial(answer, SAID)))
     except Exception as error:
-        answer(FAILED, sendable_error(error), traceback.format_exc())
+        is_ours = isinstance(error, SamplingError)
+        said = str(error) if is_ours else f"{type(error).__name__}: {one_line(error)}"
+        answer(FAILED, type(error).__name__, said, traceback.format_exc())
     return work
 
 
-def event_of(worker: int, answer: tuple[Any, ...]) -> Event | None:
+def event_of(worker: int, answer: bytes) -> Event | None:
     """What a worker's answer means for its task; nothing, if it says that it is prepared."""
-    kind, *content = answer
+    kind, *content = unpack(answer)
     if kind == PREPARED:
         return None
-    event: Event = {SAID: Said, DONE: Done, FAILED: Failed}[kind](worker, *content)
-    return event
+    if kind == FAILED:
+        name, said, where = content
+        return Failed(worker, _error_named(name)(said), where)
+    return Said(worker, *content) if kind == SAID else Done(worker, *content)
+
+
+def _error_named(name: str) -> type[SamplingError]:
+    """One of our errors by its name; any other is a SamplingError here."""
+    found = getattr(errors, name, None)
+    return found if isinstance(found, type) and issubclass(found, SamplingError) else SamplingError
 
 
 def use_one_core() -> None:
