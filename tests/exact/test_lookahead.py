@@ -28,6 +28,7 @@ from structured_voronoi.controls.parsing import parse_control
 from structured_voronoi.experiments.exactness.guided import lookaheads
 from structured_voronoi.expressions import CannotCompile, CharacterAutomaton
 from structured_voronoi.lookahead import fitting
+from structured_voronoi.lookahead.examples import find_examples
 from structured_voronoi.lookahead.fitting import draw_pilot
 from structured_voronoi.lookahead.heads import PatternHead
 from structured_voronoi.lookahead.lookahead import Lookahead, check_patterns, untrained
@@ -329,7 +330,9 @@ def test_rounds_keep_the_better_lookahead_and_leave_the_first_as_it_is() -> None
     target = bind(Listed(small_model(4), CONTROLS["keyword"]()))
     first = lookaheads(target, SEED)["random"]
     before = [parameter.clone() for head in first.heads.values() for parameter in head.parameters()]
-    refined = refine_in_rounds(target, first, 256, 1, lambda *_: None)
+    examples = find_examples(target, sv.Rng(2, 2048).uniform(4), first=512)
+    assert examples is not None
+    refined = refine_in_rounds(target, first, 256, 1, lambda *_: None, examples)
     after = [parameter for head in first.heads.values() for parameter in head.parameters()]
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
     blank = target.allowed_tokens[:1].expand(1024, 4).clone()

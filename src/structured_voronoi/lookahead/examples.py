@@ -13,23 +13,21 @@ from structured_voronoi.problem.drawing import draw_all, log_bound
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.streams import widened
 
-ENOUGH = 20
+ENOUGH = 10
 """Effective texts without which there is no judging."""
 
 
 class Examples(NamedTuple):
-    """Texts and their shares of the target."""
+    """Texts, their shares of the target, and the share of the model's texts that is the target's."""
 
     tokens: Int[Tensor, "text n"]
     share: Float[Tensor, " text"]
+    chance: float
 
-    def perplexity_share(self, problem: Problem, lookahead: Lookahead) -> float:
-        """exp(-KL(π ‖ q)) but for a constant: how probable the texts are as proposals."""
-        return float((-(self.share * lookahead.score(problem, self.tokens).log_weight).sum()).exp())
-
-    def effective_share(self, problem: Problem, lookahead: Lookahead) -> float:
-        """1 / E_π[w] but for a constant: the share of draws that count, swayed by the rarest of the texts."""
-        return float((-(self.share.log() + lookahead.score(problem, self.tokens).log_weight).logsumexp(0)).exp())
+    def evaluations(self, problem: Problem, lookahead: Lookahead) -> float:
+        """What a text costs, about: (E_π[√w])² / Z. E_π[w] / Z would be swayed by one text, exp E_π[log w] by none."""
+        log_weight = lookahead.score(problem, self.tokens).log_weight - log_bound(problem)
+        return float((self.share * (log_weight / 2).exp()).sum() ** 2 / self.chance)
 
 
 def find_examples(problem: Problem, levels: Float[Tensor, "text n"], first: int) -> Examples | None:
@@ -37,8 +35,10 @@ def find_examples(problem: Problem, levels: Float[Tensor, "text n"], first: int)
     tokens, chance = _accept(problem, levels[:first])
     if _effective(chance) < ENOUGH <= _effective(chance) * len(levels) / first:
         more, more_chance = _accept(problem, levels[first:])
-        tokens, chance = torch.cat([tokens, more]), torch.cat([chance, more_chance])
-    return Examples(tokens, chance / chance.sum()) if _effective(chance) >= ENOUGH else None
+        tokens, chance, first = torch.cat([tokens, more]), torch.cat([chance, more_chance]), len(levels)
+    if _effective(chance) < ENOUGH:
+        return None
+    return Examples(tokens, chance / chance.sum(), float(chance.sum()) / first)
 
 
 def _accept(problem: Problem, levels: Float[Tensor, "text n"]) -> tuple[Int[Tensor, "some n"], Float[Tensor, " some"]]:

@@ -79,6 +79,9 @@ class Reader(nn.Module):
 class PatternHead(nn.Module):
     """Of a compiled pattern: exactly 1 where it is met, 0 where it no longer can be, learnt in between."""
 
+    power = 0.8
+    """To which values are raised. Heads are too sure of themselves in contexts that they have hardly seen, and one text
+    that they thought hopeless weighs as much as hundreds (docs/results/lookahead.md)."""
     is_readable = False
 
     def __init__(self, automaton: TokenAutomaton, reader: Reader) -> None:
@@ -160,6 +163,9 @@ def padded_rows(rows: Int[Tensor, " row"]) -> Int[Tensor, " padded"]:
 
 class LearntHead(nn.Module):
     """Of anything else: learnt from texts that were scored. Its state is the text so far, which controls may read."""
+
+    power = 0.6
+    """Their labels are scores of whole texts, and say less than those of patterns."""
 
     def __init__(self, reader: Reader, read: Read | None) -> None:
         super().__init__()

@@ -46,9 +46,6 @@ LEAST_READING = 1e-3
 """What a control says of a prefix is read as log-odds, up to those of this."""
 REST = "rest"
 """The name of the only factor of a target that does not list its own."""
-POWER = 0.8
-"""Of the product of the heads' values. They are too sure of themselves in contexts that they have hardly seen, and one
-text that they thought hopeless weighs as much as hundreds (docs/results/lookahead.md)."""
 
 
 class Proposal(NamedTuple):
@@ -213,9 +210,11 @@ class Lookahead:
     def combine(self, log_probs: Float[Tensor, "row token"], readings: list[Reading]) -> Weighed:
         """The proposal that the model's probabilities and the heads' values make together."""
         p, value = log_probs.exp(), widened(torch.ones_like(log_probs))
-        for reading in readings:
-            value = value * reading.value
-        value = (POWER * value.log()).exp()  # the last bits of torch's power depend on the rows beside it
+        by_power: dict[float, Tensor] = {}
+        for head, reading in zip(self.heads.values(), readings, strict=True):
+            by_power[head.power] = by_power.get(head.power, value) * reading.value
+        for power, product in by_power.items():
+            value = value * (power * product.log()).exp()  # the last bits of torch's own depend on the rows beside it
         expected = (p * value).sum(-1, keepdim=True)
         return Weighed.of(log_probs, torch.where(expected > 0, value + self.delta * expected, 1.0))
 

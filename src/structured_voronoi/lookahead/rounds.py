@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import math
-from functools import partial
 from time import perf_counter
 from typing import NamedTuple
 
@@ -55,32 +54,25 @@ def refine_in_rounds(
     texts: int,
     seed: int,
     tick: Tick,
-    examples: Examples | None = None,
+    examples: Examples,
     deadline: float = math.inf,
 ) -> Lookahead:
     """The best lookahead of a few rounds, each of which learns from the draws of the one before.
 
-    Which is best, examples of the target tell, if there are any; otherwise the weights of its own draws. None is begun
-    after the deadline.
+    Which is best, examples of the target tell: by its own draws the narrowest would be. None is begun after the
+    deadline.
     """
-    best, best_share, rounds = lookahead, 0.0, []
+    best, least, rounds = lookahead, math.inf, []
     for number in range(ROUNDS + 1 if perf_counter() < deadline else 0):
-        draw = partial(
-            draw_round, problem, lookahead, texts, Rng(seed, texts, f"lookahead round {number}", problem.device)
-        )
-        drawn = None
-        if examples:
-            share = examples.effective_share(problem, lookahead)
-        else:
-            drawn = draw()
-            share = perplexity_share(drawn.log_weight)
-        if share <= best_share:
+        cost = examples.evaluations(problem, lookahead)
+        if cost >= least:
             break
-        best, best_share = lookahead, share
+        best, least = lookahead, cost
         if number == ROUNDS or perf_counter() > deadline:
             break
-        rounds.append(drawn or draw())
-        tick(f"round {number + 1}: effective share {share_of(rounds[-1].log_weight):.2g}", texts // 2)
+        rng = Rng(seed, texts, f"lookahead round {number}", problem.device)
+        rounds.append(draw_round(problem, lookahead, texts, rng))
+        tick(f"round {number + 1}, {cost:.2g} evaluations a text so far", texts // 2)
         lookahead = _refine(lookahead, rounds, seed)
     return best
 
