@@ -216,6 +216,8 @@ class Store:
         """
         drop, parts = list(drop), dict(self.run.parts)
         assert not parts.keys() & new.keys()
+        if outside := [name for name in new if not PART_NAME.fullmatch(name)]:  # a worker may send any
+            raise SamplingError(f"{outside[0]!r} is no part's name; write letters, digits, and - . _ between them")
         parts |= {name: Part(hashlib.sha256(data).hexdigest(), len(data)) for name, data in new.items()}
         for name in drop:
             del parts[name]

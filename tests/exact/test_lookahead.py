@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import random
 import re
@@ -27,13 +28,14 @@ from structured_voronoi.contracts import Pattern
 from structured_voronoi.controls.parsing import parse_control
 from structured_voronoi.experiments.exactness.guided import lookaheads
 from structured_voronoi.expressions import CannotCompile, CharacterAutomaton
-from structured_voronoi.lookahead import fitting
-from structured_voronoi.lookahead.examples import find_examples
+from structured_voronoi.lookahead import examples as examples_module
+from structured_voronoi.lookahead import fitting, rounds
+from structured_voronoi.lookahead.examples import Examples, find_examples
 from structured_voronoi.lookahead.fitting import draw_pilot
 from structured_voronoi.lookahead.heads import PatternHead
-from structured_voronoi.lookahead.lookahead import Lookahead, check_patterns, untrained
+from structured_voronoi.lookahead.lookahead import Lookahead, check_patterns, factor_names, untrained
 from structured_voronoi.lookahead.rounds import refine_in_rounds, share_of
-from structured_voronoi.problem.problem import bind
+from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.run.probability import summarise_weights
 from structured_voronoi.verify.twins import GuidedWithoutProposal, RefreshWithoutProposal
 from system.commands import svs
@@ -326,12 +328,61 @@ def test_a_prefix_is_read_as_the_control_reads_it() -> None:
     assert said == pytest.approx([0.9, 0.1])
 
 
-def test_rounds_keep_the_better_lookahead_and_leave_the_first_as_it_is() -> None:
+def examples_of(target: Problem, texts: int = 2048) -> Examples:
+    found = find_examples(target, sv.Rng(2, texts).uniform(target.length), first=texts // 4)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("name", ["keyword", "classifier", "black box"])
+def test_examples_say_what_a_lookahead_costs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As all texts of the target do, also if only some of the examples are taken."""
+    listed = Listed(small_model(4), CONTROLS[name]())
+    target, truth = bind(listed), listed.probabilities()
+    lookahead = untrained(target, dict.fromkeys(factor_names(target), "token"), 1.0, seed=1)
+    weight = lookahead.score(target, listed.support()).log_weight.double().exp()
+    exact = float((truth * weight.sqrt()).sum() ** 2 / listed.log_prob(listed.support()).double().exp().sum())
+    monkeypatch.setattr(examples_module, "ENOUGH", 100)
+    for most in (4096, 512):
+        monkeypatch.setattr(examples_module, "MOST", most)
+        assert examples_of(target, 2048).cost(target, lookahead) == pytest.approx(exact, rel=0.15)
+
+
+def test_a_lookahead_that_cannot_draw_the_examples_costs_most(monkeypatch: pytest.MonkeyPatch) -> None:
     target = bind(Listed(small_model(4), CONTROLS["keyword"]()))
-    first = lookaheads(target, SEED)["random"]
+    examples, lookahead = examples_of(target), untrained(target, {"keyword=pub": "token"}, 0.1, seed=1)
+    scored = lookahead.score(target, examples.tokens)
+    for odd in (-math.inf, math.nan):
+        monkeypatch.setattr(Lookahead, "score", lambda *_, odd=odd: scored._replace(log_q=scored.log_q + odd))
+        assert examples.cost(target, lookahead) == math.inf
+
+
+def test_examples_do_not_depend_on_the_scale_of_scores() -> None:
+    """Nor do they underflow."""
+    plain, shifted = (bind(Listed(small_model(4), {Scaled(shift): 1.0})) for shift in (0.0, -900.0))
+    one, other = examples_of(plain), examples_of(shifted)
+    assert torch.equal(one.tokens, other.tokens)
+    lookahead = untrained(plain, {"scaled": "token"}, 0.1, seed=1)
+    assert one.cost(plain, lookahead) == pytest.approx(other.cost(shifted, lookahead))
+
+
+class Scaled:
+    """Scores that differ by 1 at most, however low they are."""
+
+    name, bound = "scaled", 0.0
+
+    def __init__(self, shift: float) -> None:
+        self.shift = shift
+
+    def log_prob(self, tokens: Tensor, texts: list[str]) -> Tensor:
+        return torch.tensor([self.shift - ("pub" in text) for text in texts], dtype=torch.float64)
+
+
+def test_rounds_keep_the_better_lookahead_and_leave_the_first_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "CHEAP", 1.0)
+    target = bind(Listed(small_model(4), CONTROLS["keyword"]()))
+    first, examples = lookaheads(target, SEED)["random"], examples_of(target)
     before = [parameter.clone() for head in first.heads.values() for parameter in head.parameters()]
-    examples = find_examples(target, sv.Rng(2, 2048).uniform(4), first=512)
-    assert examples is not None
     refined = refine_in_rounds(target, first, 256, 1, lambda *_: None, examples)
     after = [parameter for head in first.heads.values() for parameter in head.parameters()]
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
@@ -341,6 +392,21 @@ def test_rounds_keep_the_better_lookahead_and_leave_the_first_as_it_is() -> None
         for lookahead in (first, refined)
     ]
     assert shares[1] > shares[0]
+    monkeypatch.setattr(rounds, "_refine", lambda *_: first)
+    assert refine_in_rounds(target, refined, 64, 1, lambda *_: None, examples) is refined  # what is worse is dropped
+
+
+def test_rounds_are_for_lookaheads_that_are_dear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And for those that can be judged."""
+    target, drawn = Listed(small_model(4), CONTROLS["black box"]()), []
+    draw = rounds.draw_round
+    monkeypatch.setattr(rounds, "draw_round", lambda *given: drawn.append(1) or draw(*given))
+    for cheap, least, is_refined in ((1e9, 0, False), (1.0, 1e9, False), (1.0, 0, True)):
+        monkeypatch.setattr(rounds, "CHEAP", cheap)
+        monkeypatch.setattr(examples_module, "ENOUGH", least)
+        found = Lookahead.fit(target, texts=64, seed=SEED, progress=False)
+        assert bool(drawn) == is_refined
+        assert least == 0 or found.delta == fitting.DELTAS[-1]  # learnt, and judged by its own draws alone
 
 
 def test_labels_and_values_of_a_pattern() -> None:

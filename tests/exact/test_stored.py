@@ -53,7 +53,7 @@ MORE: list[Any] = [
     *(torch.tensor(3), torch.zeros(0, 4), torch.arange(6).view(2, 3).t(), torch.tensor([math.nan, 1.0])),
     *(torch.ones(2, dtype=dtype) for dtype in (torch.bool, torch.bfloat16, torch.float16, torch.uint8)),
     *(np.arange(4.0), np.float64(0.1), np.int32(7), np.zeros((2, 0), dtype=bool)),
-    *(b"", b"\x00\xff", {"a/b.safetensors": b"1"}),
+    *(b"", b"\x00\xff", {"a/b.safetensors": b"1"}, {"a.b": b"1", "a": {"b": b"2"}}),
     *([torch.ones(1), 2], {"a": torch.ones(1), "b": [np.ones(1)]}, (torch.ones(2), None), ((), 1)),
 ]
 

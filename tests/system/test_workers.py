@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -10,8 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+import torch
 
 from structured_voronoi.errors import NoStartError, SamplingError
 from structured_voronoi.run.processes import Processes
@@ -121,6 +124,42 @@ def test_errors_of_a_task_arrive_in_one_line() -> None:
     assert "in stumble" in str(caught.value.__cause__)  # where it was, for --debug
     with pytest.raises(SamplingError, match="exit code 7"):
         on_two(exit_by_itself, range(1), "exits")
+
+
+class Pair(NamedTuple):
+    one: int
+    other: int
+
+
+def answer_by_number(task: int) -> object:
+    """Something to send, and what cannot be sent."""
+    good = {"tensor": torch.arange(3), "nan": [math.nan, None], "bytes": b"\x00\xff", "tuple": (1, "a")}
+    return [good, Pair(1, 2), {1: 2.0}, range(3)][task]
+
+
+def test_results_are_data_and_others_are_refused_with_and_without_workers() -> None:
+    for workers in (1, 2):
+        [good] = side_by_side(answer_by_number, [0], "answers", progress=False, workers=workers)
+        assert torch.equal(good["tensor"], torch.arange(3))
+        assert (good["bytes"], good["tuple"]) == (b"\x00\xff", (1, "a"))
+        assert math.isnan(good["nan"][0])
+        for task in (1, 2, 3):
+            with pytest.raises(SamplingError, match=r"^a worker's result cannot be sent \(the answer.*; let it be of"):
+                side_by_side(answer_by_number, [task], "answers", progress=False, workers=workers)
+
+
+class NoBoundError(ValueError):
+    """A user's error that is called like one of ours."""
+
+
+def fail_otherwise(task: int) -> int:
+    raise NoBoundError("none")
+
+
+def test_an_error_of_the_user_is_not_taken_for_ours() -> None:
+    with pytest.raises(SamplingError, match=r"^NoBoundError: none$") as caught:
+        on_two(fail_otherwise, range(1), "failures")
+    assert type(caught.value) is SamplingError
 
 
 def test_work_that_cannot_be_sent_is_refused_with_a_remedy() -> None:

@@ -27,7 +27,7 @@ from structured_voronoi.lookahead.lookahead import (
     log_factors,
     untrained,
 )
-from structured_voronoi.lookahead.rounds import perplexity_share, refine_in_rounds
+from structured_voronoi.lookahead.rounds import ROUNDS, refine_in_rounds
 from structured_voronoi.problem.drawing import draw_all, log_bound, redraw_by
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.progress import Tick, progress_bar
@@ -37,24 +37,26 @@ STEPS, BATCH, LEARNING_RATE, WEIGHT_DECAY = 600, 512, 6e-4, 0.1
 """Of the training of a head; a batch is so many prefixes, each of some text."""
 LEAST_STEPS, MOST_PASSES = 100, 40
 """Where the pilot is small, steps end after so many passes through it."""
-CHECKED, LEAST_CHECKED, SEARCHED, FINALISTS, MANY = 128, 16, 16, 3, 512
-"""Texts drawn to judge every lookahead by, fewer after a small pilot; at most so many times as many are searched for
-examples of the target. Of the best lookaheads, twice as many. With fewer than many texts to learn from, only one δ is
-tried."""
+CHECKED, LEAST_CHECKED = 128, 16
+"""Texts that every candidate draws to be judged by, where there are no examples; fewer after a small pilot."""
+SEARCHED = (4, 16)
+"""Times as many plain texts are searched for examples of the target at first, and in all."""
+FINALISTS = 3
+"""Candidates that draw twice as many."""
 DELTAS = (0.03, 0.1, 0.3)
 """Shares of the plain model that are tried. With 0.001, intervals of probabilities held the truth too seldom: what a
-lookahead hardly ever draws, its own draws do not show. So a learnt head gets the largest, where they are all there is
-to judge by."""
-PREFIX_COST = 1.5
-"""How much longer a draw takes where a control is asked about every prefix, than where none is."""
-CHEAP = 12.0
-"""Evaluations of a text at which a lookahead is good enough; a round takes as long as hundreds of texts."""
+lookahead hardly ever draws, its own draws do not show."""
+MANY = 512
+"""With fewer texts to learn from, only one δ is tried."""
+PREFIX_SECONDS = 1.5
+"""Of a draw for which a control is asked about every prefix, in units of one for which none is."""
 LEAST_LABEL = 1e-12
+"""Labels below it count as none."""
 PILOT_ROWS = 256
 """Texts of the pilot that are drawn at a time, so that progress is seen."""
 TIMED, LEAST_TEXTS, PILOT_PART = 16, 128, 0.3
 """Under a limit in seconds: texts by which the model's speed is measured, the fewest of a pilot, and its part of the
-time. Half as many texts are drawn to choose a size and in each round, every one of them by heads, too."""
+time. To choose a size takes nearly as many texts, and each round half as many, every one of them by heads, too."""
 
 
 class Pilot(NamedTuple):
@@ -66,7 +68,7 @@ class Pilot(NamedTuple):
 
 
 def fit_lookahead(problem: Problem, texts: int, seed: int, progress: bool, seconds: float | None = None) -> Lookahead:
-    """Heads of every size, trained on one pilot; the best size and δ are refined in rounds of their own draws."""
+    """The best of several sizes and δ, all trained on one pilot; refined in rounds of its own draws, if it is dear."""
     check_count(texts=texts)
     log_bound(problem)  # without one nothing says what is good
     deadline = math.inf
@@ -74,26 +76,40 @@ def fit_lookahead(problem: Problem, texts: int, seed: int, progress: bool, secon
         check_positive(seconds=seconds)
         deadline = perf_counter() + seconds
         texts = min(texts, max(LEAST_TEXTS, int(PILOT_PART * seconds / _seconds_of_a_text(problem, seed))))
-    names = factor_names(problem)
-    blank = untrained(problem, dict.fromkeys(names, SIZES[0]), DELTAS[0])
-    sizes = [size for size in SIZES if size != "prefix" or any(head.is_readable for head in blank.heads.values())]
-    with progress_bar(texts * 3, progress, "lookahead") as tick:
-        pilot = draw_pilot(problem, blank, texts, seed, tick)
-        _refuse_hopeless(blank, pilot)
-        candidates: list[Lookahead] = []
-        known: dict[tuple[str, Size], Head] = {}
-        for size in sizes:
-            trained = _train(problem, _sizes_of(blank, size), pilot, seed, known)
-            deltas = DELTAS if texts >= MANY else DELTAS[1:2]
-            candidates += [Lookahead(trained.heads, delta, trained.identity) for delta in deltas]
-            tick(f"heads on {size}", texts // len(sizes))
+    with progress_bar(2 * texts, progress, "lookahead") as tick:
+        by_size = _train_sizes(problem, texts, seed, tick)
+        tick("choosing one", 0)
         checked = max(LEAST_CHECKED, min(CHECKED, texts // 8))
-        levels = Rng(seed, SEARCHED * checked, "lookahead check", problem.device).uniform(problem.length)
-        examples = find_examples(problem, levels, first=4 * checked)
+        levels = Rng(seed, SEARCHED[1] * checked, "lookahead check", problem.device).uniform(problem.length)
+        examples = find_examples(problem, levels, SEARCHED[0] * checked)
+        deltas = _deltas(by_size[0], texts, examples)
+        candidates = [Lookahead(one.heads, delta, one.identity) for one in by_size for delta in deltas]
         best = _choose(problem, candidates, levels[: 2 * checked], examples)
-        if examples is None or examples.evaluations(problem, best) <= CHEAP:
-            return best
+    if examples is None:
+        return best
+    with progress_bar(ROUNDS, progress, "refining the lookahead") as tick:
         return refine_in_rounds(problem, best, texts // 2, seed, tick, examples, deadline)
+
+
+def _train_sizes(problem: Problem, texts: int, seed: int, tick: Tick) -> list[Lookahead]:
+    """A lookahead with heads of every size, all trained on one pilot."""
+    blank = untrained(problem, dict.fromkeys(factor_names(problem), SIZES[0]), DELTAS[0])
+    sizes = [size for size in SIZES if size != "prefix" or any(head.is_readable for head in blank.heads.values())]
+    pilot = draw_pilot(problem, blank, texts, seed, tick)
+    _refuse_hopeless(blank, pilot)
+    by_size: list[Lookahead] = []
+    known: dict[tuple[str, Size], Head] = {}
+    for size in sizes:
+        by_size.append(_train(problem, _sizes_of(blank, size), pilot, seed, known))
+        tick(f"heads on {size}", texts / len(sizes))
+    return by_size
+
+
+def _deltas(lookahead: Lookahead, texts: int, examples: Examples | None) -> tuple[float, ...]:
+    """Those to be tried: the largest where something is learnt from scores, and only its own draws can judge it."""
+    if examples is None and any(isinstance(head, LearntHead) for head in lookahead.heads.values()):
+        return DELTAS[-1:]
+    return DELTAS if texts >= MANY else DELTAS[1:2]
 
 
 def _seconds_of_a_text(problem: Problem, seed: int) -> float:
@@ -108,24 +124,34 @@ def _seconds_of_a_text(problem: Problem, seed: int) -> float:
 def _choose(
     problem: Problem, candidates: list[Lookahead], levels: Float[Tensor, "text n"], examples: Examples | None
 ) -> Lookahead:
-    """The candidate of least cost, by examples of the target or by the weights of its own draws."""
+    """The candidate whose texts take the least time, by examples of the target or by the weights of its own draws."""
     if examples is not None:
-        return min(candidates, key=lambda candidate: _cost(candidate) * examples.evaluations(problem, candidate))
+        return min(candidates, key=lambda candidate: _seconds(candidate) * examples.cost(problem, candidate))
 
     def judge(texts: int, candidate: Lookahead) -> float:
-        return _cost(candidate) / max(perplexity_share(candidate.draw(problem, levels[:texts]).log_weight), LEAST_LABEL)
+        share = perplexity_share(candidate.draw(problem, levels[:texts]).log_weight)
+        return _seconds(candidate) / share if share else math.inf
 
-    if any(isinstance(head, LearntHead) for head in candidates[0].heads.values()):
-        broadest = max(candidate.delta for candidate in candidates)
-        candidates = [candidate for candidate in candidates if candidate.delta == broadest]
     if len(candidates) > FINALISTS:
         candidates = sorted(candidates, key=partial(judge, len(levels) // 2))[:FINALISTS]
     return min(candidates, key=partial(judge, len(levels)))
 
 
-def _cost(lookahead: Lookahead) -> float:
-    """Of a draw, roughly."""
-    return PREFIX_COST if any(head.reader.size == "prefix" for head in lookahead.heads.values()) else 1.0
+def _seconds(lookahead: Lookahead) -> float:
+    """Of a draw, in units of one for which no control is asked about prefixes."""
+    return PREFIX_SECONDS if any(head.reader.size == "prefix" for head in lookahead.heads.values()) else 1.0
+
+
+def perplexity_share(log_weight: Float[Tensor, " text"]) -> float:
+    """exp(entropy of the weights) / n: much as the effective share, but less swayed by a single weight.
+
+    Lookaheads are compared by it where there are no examples.
+    """
+    if not log_weight.isfinite().any():
+        return 0.0
+    log_share = log_weight.log_softmax(-1)
+    entropy = -torch.where(log_share.isfinite(), log_share.exp() * log_share, 0.0).sum()
+    return float(entropy.exp() / len(log_weight))
 
 
 def _sizes_of(blank: Lookahead, size: Size) -> dict[str, Size]:

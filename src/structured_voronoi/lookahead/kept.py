@@ -22,25 +22,18 @@ from structured_voronoi.models.folders import cache_folder
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.streams import Rng, in_blocks, widened
 
-FITTING = 5
+FITTING = 6
 """Raised when lookaheads are fitted otherwise, so that old ones are not found."""
-LONGEST = 90.0
+MOST_SECONDS = 90.0
 """Seconds that are spent on one: a pilot of a large model has fewer texts."""
-EXAMPLES, COUNT = "texts.json", 8
+TEXTS, COUNT = "texts.json", 8
 """The file of texts that are kept with a lookahead, and how many they are."""
 
 
 def kept_lookahead(problem: Problem, texts: int, seed: int, progress: bool) -> Lookahead:
-    """The lookahead of a target from the cache, or a new one that is put there; a damaged one is made anew."""
+    """The lookahead of a target from the cache, or a new one that is put there."""
     folder = kept_folder(problem, texts, seed)
-    if is_kept(problem, folder):
-        try:
-            return Lookahead.load(folder, problem)
-        except SamplingError:
-            shutil.rmtree(folder, ignore_errors=True)
-    lookahead = Lookahead.fit(problem, texts=texts, seed=seed, progress=progress, seconds=LONGEST)
-    _put(lookahead, folder, problem)
-    return lookahead
+    return find_kept(problem, folder) or fit_to_keep(problem, folder, texts, seed, progress)
 
 
 def kept_folder(problem: Problem, texts: int, seed: int) -> Path:
@@ -49,20 +42,27 @@ def kept_folder(problem: Problem, texts: int, seed: int) -> Path:
     return cache_folder() / f"lookahead-{hashlib.sha256(whole.encode()).hexdigest()[:16]}"
 
 
-def is_kept(problem: Problem, folder: Path) -> bool:
-    """Is a lookahead there, and do its texts still score the same? One of which they do not is removed."""
+def find_kept(problem: Problem, folder: Path) -> Lookahead | None:
+    """The lookahead that is there, if its texts still score the same; one that is of no use is removed."""
     if not folder.is_dir():
-        return False
+        return None
     try:
-        kept = json.loads((folder / EXAMPLES).read_text(encoding="utf-8"))
+        kept = json.loads((folder / TEXTS).read_text(encoding="utf-8"))
         tokens = torch.tensor(kept["tokens"], device=problem.device)
         scored = torch.tensor(kept["scores"], dtype=torch.float64)
         if torch.allclose(_scores(problem, tokens), scored, rtol=1e-3, atol=1e-2, equal_nan=True):
-            return True
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, IndexError):  # damaged, or of another shape
+            return Lookahead.load(folder, problem)
+    except (SamplingError, OSError, ValueError, KeyError, TypeError, RuntimeError, IndexError):  # damaged, or not ours
         pass
     shutil.rmtree(folder, ignore_errors=True)
-    return False
+    return None
+
+
+def fit_to_keep(problem: Problem, folder: Path, texts: int, seed: int, progress: bool) -> Lookahead:
+    """A new lookahead, which is put there."""
+    lookahead = Lookahead.fit(problem, texts=texts, seed=seed, progress=progress, seconds=MOST_SECONDS)
+    _put(lookahead, folder, problem)
+    return lookahead
 
 
 def _scores(problem: Problem, tokens: Int[Tensor, "text n"]) -> Float[Tensor, " text"]:
@@ -75,10 +75,10 @@ def _put(lookahead: Lookahead, folder: Path, problem: Problem) -> None:
     unfinished = folder.with_suffix(f".{os.getpid()}")
     levels = Rng(0, COUNT, "lookahead texts", problem.device).uniform(problem.length)
     tokens = lookahead.draw(problem, levels).tokens
-    examples = {"tokens": tokens.tolist(), "scores": _scores(problem, tokens).tolist()}
+    scored = {"tokens": tokens.tolist(), "scores": _scores(problem, tokens).tolist()}
     try:
         lookahead.save(unfinished)
-        (unfinished / EXAMPLES).write_text(json.dumps(examples), encoding="utf-8")
+        (unfinished / TEXTS).write_text(json.dumps(scored), encoding="utf-8")
         os.replace(unfinished, folder)
     except OSError:
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -1,8 +1,9 @@
 """Lookahead: proposals that know what is asked for.
 
-With ψ(v) ≈ E_p[W | prefix, v] for the factors W of a target, a text is drawn token by token from
-q(v) ∝ p(v) (Π_k ψ_k(v) + δ E_p[Π_k ψ_k]). The second term keeps q positive wherever p is, so that weights p W / q
-correct whatever ψ gets wrong: a text that only ψ finds impossible is still drawn, and weighs the more.
+With ψ_k(v) ≈ E_p[W_k | prefix, v] for the factors W_k of a target, a text is drawn token by token from
+q(v) ∝ p(v) (ψ(v) + δ E_p[ψ]), ψ = Π_k ψ_k^β_k. The second term keeps q positive wherever p is, so that weights p W / q
+correct whatever ψ gets wrong: a text that only ψ finds impossible is still drawn, and weighs the more. β_k is below 1,
+as heads are too sure of themselves.
 """
 
 from __future__ import annotations
@@ -210,11 +211,11 @@ class Lookahead:
     def combine(self, log_probs: Float[Tensor, "row token"], readings: list[Reading]) -> Weighed:
         """The proposal that the model's probabilities and the heads' values make together."""
         p, value = log_probs.exp(), widened(torch.ones_like(log_probs))
-        by_power: dict[float, Tensor] = {}
+        by_power: dict[float, Tensor] = {}  # a logarithm over the vocabulary for each is dear
         for head, reading in zip(self.heads.values(), readings, strict=True):
             by_power[head.power] = by_power.get(head.power, value) * reading.value
         for power, product in by_power.items():
-            value = value * (power * product.log()).exp()  # the last bits of torch's own depend on the rows beside it
+            value = value * (power * product.log()).exp()  # the last bits of torch's pow depend on the rows beside it
         expected = (p * value).sum(-1, keepdim=True)
         return Weighed.of(log_probs, torch.where(expected > 0, value + self.delta * expected, 1.0))
 
@@ -239,6 +240,7 @@ class Lookahead:
         }
         settings = {
             "factors": {name: head.reader.size for name, head in self.heads.items()},
+            "powers": {name: head.power for name, head in self.heads.items()},
             "delta": self.delta,
             "identity": self.identity,
         }
@@ -259,6 +261,8 @@ class Lookahead:
                         "fit one for this target"
                     )
             made = untrained(problem, sizes, settings["delta"])
+            if settings.get("powers") != {name: head.power for name, head in made.heads.items()}:
+                raise SamplingError(f"the lookahead {folder} was made by another version of this package; fit it again")
             for number, head in enumerate(made.heads.values()):
                 parts = {key.split(".", 1)[1]: part for key, part in weights.items() if key.startswith(f"{number}.")}
                 head.reader.load_state_dict({**parts, "coordinates": head.reader.coordinates})

@@ -1,7 +1,7 @@
 """Rounds: a lookahead refined on its own draws, as long as it gets better.
 
-Where ψ is right, what it says of a token equals the mean of what it says at the next position, E_p[ψ_{n+1} | prefix],
-and all weights are equal. So each head is drawn towards that mean, and at the end towards the control's own answer. The
+Where ψ is right, what it says of a token equals the mean of what it says at the next position, E_p[ψ_{n+1} | prefix].
+So each head is drawn towards that mean, and at the end towards the control's own answer. The
 draws are those that count, where the pilot had hardly any; each takes part by a tempered weight, as what matters is
 the target and not the proposal.
 """
@@ -35,6 +35,8 @@ STEPS, BATCH, LEARNING_RATE = 200, 512, 3e-4
 LEAST_SHARE = 0.5
 """Weights are tempered until their effective share is this."""
 LEAST_VALUE = 1e-6
+CHEAP = 12.0
+"""Cost of a lookahead that is good enough: a round takes as long as some hundred texts that follow the target."""
 
 
 class Round(NamedTuple):
@@ -59,21 +61,21 @@ def refine_in_rounds(
 ) -> Lookahead:
     """The best lookahead of a few rounds, each of which learns from the draws of the one before.
 
-    Which is best, examples of the target tell: by its own draws the narrowest would be. None is begun after the
-    deadline.
+    Which is best, examples of the target tell: by its own draws the narrowest would be. There is no round if it is
+    cheap already, and none is begun after the deadline.
     """
     best, least, rounds = lookahead, math.inf, []
-    for number in range(ROUNDS + 1 if perf_counter() < deadline else 0):
-        cost = examples.evaluations(problem, lookahead)
-        if cost >= least:
+    for number in range(ROUNDS + 1):
+        cost = examples.cost(problem, lookahead)
+        if not cost < least:
             break
         best, least = lookahead, cost
-        if number == ROUNDS or perf_counter() > deadline:
+        if cost <= CHEAP or number == ROUNDS or perf_counter() > deadline:
             break
         rng = Rng(seed, texts, f"lookahead round {number}", problem.device)
         rounds.append(draw_round(problem, lookahead, texts, rng))
-        tick(f"round {number + 1}, {cost:.2g} evaluations a text so far", texts // 2)
         lookahead = _refine(lookahead, rounds, seed)
+        tick(f"cost {cost:.2g} before this round")
     return best
 
 
@@ -180,15 +182,3 @@ def share_of(log_weight: Float[Tensor, " text"]) -> float:
         return 0.0
     weight = (log_weight - log_weight.max()).exp()
     return float(weight.sum() ** 2 / (len(weight) * (weight**2).sum()))
-
-
-def perplexity_share(log_weight: Float[Tensor, " text"]) -> float:
-    """exp(entropy of the weights) / n: much as the effective share, but less swayed by a single weight.
-
-    Lookaheads are compared by it, since there are few draws to compare them by.
-    """
-    if not log_weight.isfinite().any():
-        return 0.0
-    log_share = log_weight.log_softmax(-1)
-    entropy = -torch.where(log_share.isfinite(), log_share.exp() * log_share, 0.0).sum()
-    return float(entropy.exp() / len(log_weight))

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from structured_voronoi.contracts import Chains, tune
 from structured_voronoi.errors import NoBoundError, NoStartError, SamplingError
-from structured_voronoi.lookahead.kept import LONGEST, is_kept, kept_folder, kept_lookahead
+from structured_voronoi.lookahead.kept import MOST_SECONDS, find_kept, fit_to_keep, kept_folder
 from structured_voronoi.lookahead.lookahead import Lookahead
 from structured_voronoi.lookahead.rounds import share_of
 from structured_voronoi.problem.drawing import ENDLESS, ancestral_draw, count_ended, log_bound, refuse_endless
@@ -48,9 +48,9 @@ from structured_voronoi.streams import Rng
 
 LOOKAHEAD_TEXTS, LOOKAHEAD_SEED = 2048, 0
 """Of the pilot that a lookahead learns from; its seed is not the run's, so that runs with other seeds find it kept."""
-FITTED = 2.5
+FITTED = 2.0
 """Texts that fitting a lookahead draws for each of those that it learns from."""
-TRAINING_SECONDS = 15.0
+TRAINING_SECONDS = 12.0
 """Of a lookahead, besides its texts; a rough guess, to see whether rejection would be done sooner."""
 CHECKED, WAVE, LEAST_SECONDS = 128, 32, 10.0
 """Of the pilot: tries of rejection, or draws of a lookahead, how many of them are drawn and timed at a time, and the
@@ -151,14 +151,14 @@ def choose_sampler(
     try:
         log_bound(problem)
         home = kept_folder(problem, LOOKAHEAD_TEXTS, LOOKAHEAD_SEED)
-        kept = is_kept(problem, home)
-        tries = _noted(home, "tries") or _draw_tries(problem, seed, not kept and other is None, progress)
+        kept = find_kept(problem, home)
+        tries = _noted(home, "tries") or _draw_tries(problem, seed, kept is None and other is None, progress)
     except NoBoundError as error:
         return Choice("svs+refresh", f"svs+refresh, because {_cause(error)}")
 
     fitting = _fitting_seconds(tries)
     saved = tries.seconds * (_over(1, tries.mean) - BEST)  # by the best of lookaheads
-    if not kept and count * saved <= fitting:
+    if kept is None and count * saved <= fitting:
         seconds = tries.seconds / tries.mean
         cost = f"{seconds:.2g} s a text, {tries.mean:.2g} of tries accepted"
         why = f"rejection ({cost}), because fitting a lookahead would take about {fitting:.0f} s"
@@ -166,7 +166,7 @@ def choose_sampler(
 
     guide, offers = None, {}
     try:
-        guide = _make_guide(problem, home, count, other, seed, progress)
+        guide = _make_guide(problem, home, kept, count, other, seed, progress)
         _note(home, "tries", tries)
         offers["guided"] = _offer_of_guided(guide, warmup, thin)
     except SamplingError as error:
@@ -237,7 +237,7 @@ def plan_guided(
     """Guided sampling with as many tries and steps as its lookahead needs; one is made if none is given."""
     if guide is None:
         home = kept_folder(problem, LOOKAHEAD_TEXTS, LOOKAHEAD_SEED)
-        guide = _make_guide(problem, home, count, other, seed, progress)
+        guide = _make_guide(problem, home, find_kept(problem, home), count, other, seed, progress)
     log_weight = guide.draws.log_weight
     tries, choices = guided_moves(log_weight)
     steps = total_steps(warmup, thin, choices - 2)
@@ -246,14 +246,21 @@ def plan_guided(
     return GuidedPlan(Guided(guide.lookahead, tries), steps, mixing)
 
 
-def _make_guide(problem: Problem, home: Path, count: int, other: Lookahead | None, seed: int, progress: bool) -> Guide:
+def _make_guide(
+    problem: Problem,
+    home: Path,
+    kept: Lookahead | None,
+    count: int,
+    other: Lookahead | None,
+    seed: int,
+    progress: bool,
+) -> Guide:
     """The lookahead of the cache, or that of another prompt if it will do, or a new one that is put into the cache.
 
     Draws of the first and the last are noted there, too.
     """
     log_bound(problem)
-    kept = is_kept(problem, home)
-    if not kept and other is not None:
+    if kept is None and other is not None:
         lookahead = other.adopted(problem)
         draws = _draw_guided(problem, lookahead, seed)
         if (
@@ -262,7 +269,7 @@ def _make_guide(problem: Problem, home: Path, count: int, other: Lookahead | Non
         ):
             return Guide(lookahead, "is that of the first prompt", draws)
     began = perf_counter()
-    lookahead = kept_lookahead(problem, LOOKAHEAD_TEXTS, LOOKAHEAD_SEED, progress)
+    lookahead = kept or fit_to_keep(problem, home, LOOKAHEAD_TEXTS, LOOKAHEAD_SEED, progress)
     origin = "was kept" if kept else f"took {perf_counter() - began:.1f} s and is kept"
     noted = _noted(home, "guided")
     draws = noted or _draw_guided(problem, lookahead, seed)
@@ -349,8 +356,8 @@ def _refuse_hopeless(problem: Problem, waves: list[Int[Tensor, "text n"]]) -> No
 
 
 def _fitting_seconds(tries: Draws) -> float:
-    """Of a lookahead, guessed from the speed of tries: candidates and rounds draw half as many texts again and more."""
-    return min(FITTED * tries.seconds * LOOKAHEAD_TEXTS + TRAINING_SECONDS, LONGEST)
+    """Of a lookahead, guessed from the speed of tries: to choose among candidates takes as many texts again."""
+    return min(FITTED * tries.seconds * LOOKAHEAD_TEXTS + TRAINING_SECONDS, MOST_SECONDS)
 
 
 def _draw_in_waves(problem: Problem, weigh: Callable[[Rng], Tensor], numbers: range, seed: int) -> Draws:

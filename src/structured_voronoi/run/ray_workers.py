@@ -112,7 +112,7 @@ class RayWorkers:
         except self._ray.exceptions.RayActorError as error:
             del self._actors[worker]
             return Lost(worker, f"what Ray tells of it: {one_line(error)}")
-        event = event_of(worker, answer)
+        event = event_of(worker, answer)  # bytes, which Ray has packed in a way of its own
         if event is None or isinstance(event, Said):
             self._ask(worker)
         return event

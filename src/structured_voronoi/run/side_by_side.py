@@ -11,7 +11,8 @@ from structured_voronoi.errors import one_line
 from structured_voronoi.progress import progress_bar
 from structured_voronoi.run.kept_results import KEEPER
 from structured_voronoi.run.processes import Processes
-from structured_voronoi.run.workers import Crew, Work, count_cores, use_one_core
+from structured_voronoi.run.stored import unpack
+from structured_voronoi.run.workers import Crew, Work, answered, count_cores, use_one_core
 
 
 def side_by_side(
@@ -29,7 +30,10 @@ def side_by_side(
     with contextlib.ExitStack() as stack:
         tick = stack.enter_context(progress_bar(len(missing), progress, label))
         if workers == 1:
-            computed: Iterable[tuple[int, Any]] = ((number, work(tasks[number])) for number in missing)
+            computed: Iterable[tuple[int, Any]] = (
+                (number, unpack(answered(work(tasks[number]))))  # what could not be sent is refused here, too
+                for number in missing
+            )
         else:
             count = max(1, min(len(missing), workers or count_cores()))
             crew = stack.enter_context(Crew(Processes(count), partial(_on_one_thread, work)))

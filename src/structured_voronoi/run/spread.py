@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict, final
 
 import torch
 
@@ -34,6 +34,7 @@ TICK_SECONDS = 0.2
 """Between two reports of a task's progress."""
 
 
+@final
 class Sent(TypedDict):
     """Parts that a task puts into the checkpoint, and parts that it leaves out."""
 
@@ -41,6 +42,7 @@ class Sent(TypedDict):
     drop: list[str]
 
 
+@final
 class Ticked(TypedDict):
     """A task's progress."""
 
@@ -198,8 +200,7 @@ class SpreadCheckpoint(Checkpoint):
         names = [] if given is None else self.store.names(folder + given)
         return Task(content, {name.removeprefix(folder): self.store.read(name) for name in names})
 
-    def _hear(self, number: int, message: Any) -> None:
-        """A task's `Ticked` or `Sent`."""
+    def _hear(self, number: int, message: Sent | Ticked) -> None:
         if "steps" in message:
             self.tick(message["note"], message["steps"])
             return

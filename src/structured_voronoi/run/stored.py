@@ -55,18 +55,15 @@ def unpack(data: bytes, template: Any = None, device: torch.device | str = "cpu"
 
 
 def _describe_node(value: Any, template: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """JSON that says what stands at a path; tensors are put aside under their paths."""
+    """JSON that says what stands at a path, which errors name; tensors are put aside."""
     if _is_plain(value):
         return {"plain": value}
     if isinstance(value, Tensor) and value.dtype in REAL and value.layout == torch.strided:
-        tensors[path] = value
-        return {"tensor": path}
+        return {"tensor": _put_aside(value, tensors)}
     if type(value) is bytes:
-        tensors[path] = torch.from_numpy(np.frombuffer(value, dtype=np.uint8).copy())
-        return {"bytes": path}
+        return {"bytes": _put_aside(torch.from_numpy(np.frombuffer(value, dtype=np.uint8).copy()), tensors)}
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8:
-        tensors[path] = torch.from_numpy(np.array(value))
-        return {"array": path}
+        return {"array": _put_aside(torch.from_numpy(np.array(value)), tensors)}
     if isinstance(value, tuple):
         like = template if isinstance(template, tuple) and len(template) == len(value) else (None,) * len(value)
         names = getattr(value, "_fields", range(len(value)))
@@ -84,6 +81,13 @@ def _describe_node(value: Any, template: Any, path: str, tensors: dict[str, Tens
         f"{path} is of type {type(value).__name__}, which a checkpoint cannot hold; keep tensors, numbers and words "
         "there, and what never changes in a frozen dataclass"
     )
+
+
+def _put_aside(tensor: Tensor, tensors: dict[str, Tensor]) -> str:
+    """The name under which it is kept: a number, since keys of dicts may hold anything."""
+    name = str(len(tensors))
+    tensors[name] = tensor
+    return name
 
 
 def _rebuild_node(described: dict[str, Any], template: Any, tensors: dict[str, Tensor], device: Any) -> Any:

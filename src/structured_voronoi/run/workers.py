@@ -3,8 +3,7 @@
 A worker prepares itself once, by loading a model for example, and then does one task after another. `Crew` hands the
 tasks out; where they are done is a matter of `Workers`: processes on this machine (run/processes.py), or actors of a
 Ray cluster (run/ray_workers.py). What goes to and fro is bytes. Workers are sent Python objects, those of the user
-among them, which are pickled (`packed`). What they answer is data (`respond`, `event_of`): nothing that a worker says
-is unpickled.
+among them, which are pickled (`packed`). What they answer is data (`answered`, `event_of`), which is not.
 """
 
 from __future__ import annotations
@@ -17,6 +16,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple, Protocol
+
+import torch
 
 from structured_voronoi import errors
 from structured_voronoi.errors import SamplingError, one_line
@@ -208,7 +209,7 @@ def respond(work: Work | None, message: bytes, send: Callable[[bytes], None]) ->
     """
 
     def answer(kind: str, *content: Any) -> None:
-        send(pack((kind, *content), name="what a worker answers"))
+        send(answered((kind, *content)))
 
     try:
         if work is None:
@@ -219,8 +220,19 @@ def respond(work: Work | None, message: bytes, send: Callable[[bytes], None]) ->
     except Exception as error:
         is_ours = isinstance(error, SamplingError)
         said = str(error) if is_ours else f"{type(error).__name__}: {one_line(error)}"
-        answer(FAILED, type(error).__name__, said, traceback.format_exc())
+        answer(FAILED, type(error).__name__ if is_ours else "", said, traceback.format_exc())
     return work
+
+
+def answered(content: Any) -> bytes:
+    """What a worker says, as bytes."""
+    try:
+        return pack(content, name="the answer")
+    except SamplingError as error:
+        raise SamplingError(
+            f"a worker's result cannot be sent ({str(error).partition(';')[0]}); let it be of numbers, words, tensors "
+            "and arrays, in lists, plain tuples, and dicts by words"
+        ) from error
 
 
 def event_of(worker: int, answer: bytes) -> Event | None:
@@ -242,8 +254,6 @@ def _error_named(name: str) -> type[SamplingError]:
 
 def use_one_core() -> None:
     """Let this worker compute on one thread, or on as many as OMP_NUM_THREADS says, as the others do."""
-    import torch
-
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 
