@@ -69,7 +69,7 @@ class DrawTask:
     """Time of one core for all chains together."""
     steps: int | None = None
     seed: int = 0
-    pilot: int = 2048
+    pilot: int = 4096
     """Texts that the lookahead of guided sampling learns from; its seconds are not those of the chains."""
     prompt: str = ""
     pilot_prompt: str = ""

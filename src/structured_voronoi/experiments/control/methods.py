@@ -32,7 +32,7 @@ class ComparisonSettings:
     """γ of rejection, guided and SVS with open walls, in the grid search."""
     pncg_steps: tuple[float, ...] = (0.02, 0.04)
     """α of p-NCG in the grid search: a length, so that it depends on the model's embeddings."""
-    pilot: int = 2048
+    pilot: int = 4096
     """Texts that a lookahead of guided sampling learns from."""
     prompts: tuple[str, ...] = ("",)
     """Beginnings, each of them for all texts of a batch; the grid search takes the first."""
