@@ -140,8 +140,9 @@ def _refine(lookahead: Lookahead, rounds: list[Round], seed: int) -> Lookahead:
         places = (outputs >= 0).nonzero()
         if not len(places):
             continue
-        chance = chances[places[:, 0].cpu()]
-        drawn = torch.multinomial(chance, STEPS * BATCH, replacement=True, generator=generator).to(tokens.device)
+        sums_of_chances = chances[places[:, 0].cpu()].double().cumsum(0)  # multinomial would take 2^24 at most
+        levels = torch.rand(STEPS * BATCH, generator=generator, dtype=torch.float64) * sums_of_chances[-1]
+        drawn = torch.searchsorted(sums_of_chances, levels).clamp(max=len(places) - 1).to(tokens.device)
         head.requires_grad_(True)
         with torch.enable_grad():
             for step, some in enumerate(drawn.view(STEPS, BATCH)):
