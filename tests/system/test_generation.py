@@ -97,6 +97,7 @@ def test_one_lookahead_serves_several_prompts(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(choice, "LOOKAHEAD_TEXTS", 128)
     monkeypatch.setattr(choice, "SHARED", 0.01)
+    monkeypatch.setattr(choice, "FITTED", 1e6)
     fits, fit = [], Lookahead.fit
 
     def counted(target: Any, *arguments: Any, **settings: Any) -> Lookahead:
