@@ -96,7 +96,7 @@ def test_one_lookahead_serves_several_prompts(tmp_path: Path, monkeypatch: pytes
     """And they get the same texts again, from a run that was kept and from a new one."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(choice, "LOOKAHEAD_TEXTS", 128)
-    monkeypatch.setattr(choice, "SHARED", 0.01)
+    monkeypatch.setattr(choice, "SHARED", 0.0)
     monkeypatch.setattr(choice, "FITTED", 1e6)
     fits, fit = [], Lookahead.fit
 
