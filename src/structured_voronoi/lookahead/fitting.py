@@ -85,8 +85,8 @@ def fit_lookahead(problem: Problem, texts: int, seed: int, progress: bool, secon
         deltas = _deltas(by_size[0], texts, examples)
         candidates = [Lookahead(one.heads, delta, one.identity) for one in by_size for delta in deltas]
         best = _choose(problem, candidates, levels[: 2 * checked], examples)
-    if examples is None:
-        return best
+    if examples is None or any(isinstance(head, PatternHead) for head in best.heads.values()):
+        return best  # rounds cannot be judged, or did not help: labels of patterns are good already
     with progress_bar(ROUNDS, progress, "refining the lookahead") as tick:
         return refine_in_rounds(problem, best, texts // 2, seed, tick, examples, deadline)
 

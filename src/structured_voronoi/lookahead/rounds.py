@@ -35,7 +35,7 @@ STEPS, BATCH, LEARNING_RATE = 200, 512, 3e-4
 LEAST_SHARE = 0.5
 """Weights are tempered until their effective share is this."""
 LEAST_VALUE = 1e-6
-CHEAP = 12.0
+CHEAP = 6.0
 """Cost of a lookahead that is good enough: a round takes as long as some hundred texts that follow the target."""
 
 
