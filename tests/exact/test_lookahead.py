@@ -10,6 +10,7 @@ import random
 import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from structured_voronoi.lookahead.examples import Examples, find_examples
 from structured_voronoi.lookahead.fitting import draw_pilot
 from structured_voronoi.lookahead.heads import PatternHead
 from structured_voronoi.lookahead.lookahead import Lookahead, check_patterns, factor_names, untrained
-from structured_voronoi.lookahead.rounds import refine_in_rounds, share_of
+from structured_voronoi.lookahead.rounds import own_cost, refine_in_rounds, share_of
 from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.run.probability import summarise_weights
 from structured_voronoi.verify.twins import GuidedWithoutProposal, RefreshWithoutProposal
@@ -346,6 +347,7 @@ def test_examples_say_what_a_lookahead_costs(name: str, monkeypatch: pytest.Monk
     for most in (4096, 512):
         monkeypatch.setattr(examples_module, "MOST", most)
         assert examples_of(target, 2048).cost(target, lookahead) == pytest.approx(exact, rel=0.15)
+    assert own_cost(target, 4096, SEED, lookahead) == pytest.approx(exact, rel=0.15)
 
 
 def test_a_lookahead_that_cannot_draw_the_examples_costs_most(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,7 +385,7 @@ def test_rounds_keep_the_better_lookahead_and_leave_the_first_as_it_is(monkeypat
     target = bind(Listed(small_model(4), CONTROLS["keyword"]()))
     first, examples = lookaheads(target, SEED)["random"], examples_of(target)
     before = [parameter.clone() for head in first.heads.values() for parameter in head.parameters()]
-    refined = refine_in_rounds(target, first, 256, 1, lambda *_: None, examples)
+    refined = refine_in_rounds(target, first, 256, 1, lambda *_: None, partial(examples.cost, target))
     after = [parameter for head in first.heads.values() for parameter in head.parameters()]
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
     blank = target.allowed_tokens[:1].expand(1024, 4).clone()
@@ -393,20 +395,34 @@ def test_rounds_keep_the_better_lookahead_and_leave_the_first_as_it_is(monkeypat
     ]
     assert shares[1] > shares[0]
     monkeypatch.setattr(rounds, "_refine", lambda *_: first)
-    assert refine_in_rounds(target, refined, 64, 1, lambda *_: None, examples) is refined  # what is worse is dropped
+    again = refine_in_rounds(target, refined, 64, 1, lambda *_: None, partial(examples.cost, target))
+    assert again is refined  # what is worse is dropped
 
 
-def test_rounds_are_for_lookaheads_that_are_dear(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And for those that can be judged."""
-    target, drawn = Listed(small_model(4), CONTROLS["black box"]()), []
+@pytest.mark.parametrize(
+    ("controls", "cheap", "enough", "is_refined"),
+    [
+        (["black box"], 1e9, 0, False),
+        (["black box"], 0.0, 1e9, False),  # by its own draws alone it is not judged
+        (["black box"], 0.0, 0, True),
+        (["keyword"], 1e9, 1e9, False),
+        (["keyword"], 0.0, 1e9, True),
+        (["keyword"], 0.0, 0, True),
+        (["keyword", "black box"], 0.0, 0, False),
+    ],
+)
+def test_which_lookaheads_are_refined(
+    controls: list[str], cheap: float, enough: float, is_refined: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, drawn = Listed(small_model(4), {one: w for name in controls for one, w in CONTROLS[name]().items()}), []
     draw = rounds.draw_round
     monkeypatch.setattr(rounds, "draw_round", lambda *given: drawn.append(1) or draw(*given))
-    for cheap, least, is_refined in ((1e9, 0, False), (1.0, 1e9, False), (1.0, 0, True)):
-        monkeypatch.setattr(rounds, "CHEAP", cheap)
-        monkeypatch.setattr(examples_module, "ENOUGH", least)
-        found = Lookahead.fit(target, texts=64, seed=SEED, progress=False)
-        assert bool(drawn) == is_refined
-        assert least == 0 or found.delta == fitting.DELTAS[-1]  # learnt, and judged by its own draws alone
+    monkeypatch.setattr(rounds, "CHEAP", cheap)
+    monkeypatch.setattr(examples_module, "ENOUGH", enough)
+    found = Lookahead.fit(target, texts=64, seed=SEED, progress=False)
+    assert bool(drawn) == is_refined
+    if controls == ["black box"] and enough:
+        assert found.delta == fitting.DELTAS[-1]
 
 
 def test_labels_and_values_of_a_pattern() -> None:

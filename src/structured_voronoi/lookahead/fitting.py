@@ -27,7 +27,7 @@ from structured_voronoi.lookahead.lookahead import (
     log_factors,
     untrained,
 )
-from structured_voronoi.lookahead.rounds import ROUNDS, refine_in_rounds
+from structured_voronoi.lookahead.rounds import ROUNDS, own_cost, refine_in_rounds
 from structured_voronoi.problem.drawing import draw_all, log_bound, redraw_by
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.progress import Tick, progress_bar
@@ -85,10 +85,14 @@ def fit_lookahead(problem: Problem, texts: int, seed: int, progress: bool, secon
         deltas = _deltas(by_size[0], texts, examples)
         candidates = [Lookahead(one.heads, delta, one.identity) for one in by_size for delta in deltas]
         best = _choose(problem, candidates, levels[: 2 * checked], examples)
-    if examples is None or any(isinstance(head, PatternHead) for head in best.heads.values()):
-        return best  # rounds cannot be judged, or did not help: labels of patterns are good already
+    has_patterns, has_learnt = (
+        any(isinstance(head, kind) for head in best.heads.values()) for kind in (PatternHead, LearntHead)
+    )
+    if has_learnt and (has_patterns or examples is None):
+        return best  # rounds do not help where both kinds are mixed, and cannot be judged without examples
+    judge = partial(examples.cost, problem) if examples else partial(own_cost, problem, texts // 4, seed)
     with progress_bar(ROUNDS, progress, "refining the lookahead") as tick:
-        return refine_in_rounds(problem, best, texts // 2, seed, tick, examples, deadline)
+        return refine_in_rounds(problem, best, texts // 2, seed, tick, judge, deadline)
 
 
 def _train_sizes(problem: Problem, texts: int, seed: int, tick: Tick) -> list[Lookahead]:
