@@ -20,7 +20,6 @@ from structured_voronoi.problem.drawing import rows_to_redraw
 from structured_voronoi.problem.problem import bind
 from structured_voronoi.progress import Tick, progress_bar
 from structured_voronoi.run.presets import Plan
-from structured_voronoi.samplers.guided import Guided
 from structured_voronoi.streams import BLOCK, Rng, widened
 from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.language_model import LanguageModel
@@ -229,7 +228,7 @@ def _batches(plan: Plan, first: int, count: int, split: int) -> Iterator[range]:
     Independent draws begin with twice as many: a large model takes hardly longer for them.
     """
     independent = is_independent(plan.sampler)
-    rows = plan.sampler.tries if isinstance(plan.sampler, Guided) else 1  # of a chain, that are drawn together
+    rows = getattr(plan.sampler, "tries", 1) if plan.name == "guided" else 1  # of a chain, that are drawn together
     size = max(1, BLOCK // rows) if plan.steps < LEAST_STEPS and not independent else CHAINS_AT_A_TIME
     most = DRAWS_AT_A_TIME if independent else CHAINS_AT_A_TIME
     if split > 1:
