@@ -25,7 +25,7 @@ import xarray  # noqa: F401 (so that it is imported once and not in every proces
 
 import structured_voronoi as sv
 from structured_voronoi.contracts import Chains
-from structured_voronoi.lookahead import fitting, rounds
+from structured_voronoi.lookahead import fitting, rounds, training
 from structured_voronoi.models import unfinished
 from structured_voronoi.models.classifier_training import train_classifier
 from structured_voronoi.models.classifiers import ClassifierRecipe
@@ -50,7 +50,7 @@ def main() -> int:
     checkpoints.SECONDS, checkpoints.SHARE = 0.0, float("inf")  # after every step
     unfinished.CHECKPOINT_STEPS = 3
     svs.PILOT_SCALES, svs.PILOT_STEPS = (0.3, 0.7), 5
-    fitting.STEPS, fitting.CHECKED, rounds.STEPS, rounds.ROUNDS, probability.AT_A_TIME = 60, 16, 20, 1, 32
+    training.STEPS, fitting.CHECKED, rounds.STEPS, rounds.ROUNDS, probability.AT_A_TIME = 60, 16, 20, 1, 32
 
     source, kills, runs, lost = random.Random(asked.seed), 0, 0, []
     jobs = {name: (job, run_once(job, None)[0], count_moments(job)) for name, job in all_jobs().items()}

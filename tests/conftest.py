@@ -14,9 +14,10 @@ signal.signal(
 @pytest.fixture(autouse=True)
 def short_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any lookahead is exact, so that most tests need no good one."""
-    from structured_voronoi.lookahead import fitting, rounds
+    from structured_voronoi.lookahead import fitting, rounds, training
 
-    monkeypatch.setattr(fitting, "STEPS", 150)
+    monkeypatch.setattr(training, "STEPS", 150)
+    monkeypatch.setattr(training, "PASSES", 2)
     monkeypatch.setattr(fitting, "CHECKED", 32)
     monkeypatch.setattr(rounds, "STEPS", 50)
     monkeypatch.setattr(rounds, "ROUNDS", 1)

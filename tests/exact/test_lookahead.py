@@ -32,9 +32,9 @@ from structured_voronoi.expressions import CannotCompile, CharacterAutomaton
 from structured_voronoi.lookahead import examples as examples_module
 from structured_voronoi.lookahead import fitting, rounds
 from structured_voronoi.lookahead.examples import Examples, find_examples
-from structured_voronoi.lookahead.fitting import draw_pilot
 from structured_voronoi.lookahead.heads import PatternHead
 from structured_voronoi.lookahead.lookahead import Lookahead, check_patterns, factor_names, untrained
+from structured_voronoi.lookahead.pilot import draw_pilot
 from structured_voronoi.lookahead.rounds import own_cost, refine_in_rounds, share_of
 from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.run.probability import summarise_weights

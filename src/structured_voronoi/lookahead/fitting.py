@@ -1,42 +1,27 @@
-"""How heads are fitted: a pilot of the model's own texts, labels for every prefix of them, and a choice of size.
-
-For a compiled pattern a text says more than whether it matched. Along it the model's next-token probabilities p_t are
-known, so that r_t(s) = Σ_v p_t(v) r_{t+1}(δ(s, v)) can be computed backwards for every state s: the chance of success
-if the future's contexts were those of this text. These labels are smooth and never all zero.
-"""
+"""How a lookahead is fitted: heads of every size trained on one pilot, a choice among them, rounds of its draws."""
 
 from __future__ import annotations
 
 import math
 from functools import partial
 from time import perf_counter
-from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor, nn
+from jaxtyping import Float
+from torch import Tensor
 
 from structured_voronoi.errors import SamplingError, check_count, check_positive
 from structured_voronoi.lookahead.examples import Examples, find_examples
 from structured_voronoi.lookahead.heads import SIZES, Head, LearntHead, PatternHead, Size
-from structured_voronoi.lookahead.lookahead import (
-    Lookahead,
-    factor_names,
-    hidden_features,
-    live_positions,
-    log_factors,
-    untrained,
-)
+from structured_voronoi.lookahead.lookahead import Lookahead, factor_names, live_positions, untrained
+from structured_voronoi.lookahead.pilot import Pilot, draw_pilot
 from structured_voronoi.lookahead.rounds import ROUNDS, own_cost, refine_in_rounds
-from structured_voronoi.problem.drawing import draw_all, log_bound, redraw_by
+from structured_voronoi.lookahead.training import LEAST_LABEL, train_head
+from structured_voronoi.problem.drawing import draw_all, log_bound
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.progress import Tick, progress_bar
-from structured_voronoi.streams import Rng, block_rows, in_blocks, inverse_cdf, widened
+from structured_voronoi.streams import Rng
 
-STEPS, BATCH, LEARNING_RATE, WEIGHT_DECAY = 600, 512, 6e-4, 0.1
-"""Of the training of a head; a batch is so many prefixes, each of some text."""
-LEAST_STEPS, MOST_PASSES = 100, 40
-"""Where the pilot is small, steps end after so many passes through it."""
 CHECKED, LEAST_CHECKED = 128, 16
 """Texts that every candidate draws to be judged by, where there are no examples; fewer after a small pilot."""
 SEARCHED = (4, 16)
@@ -50,21 +35,9 @@ MANY = 512
 """With fewer texts to learn from, only one δ is tried."""
 PREFIX_SECONDS = 1.5
 """Of a draw for which a control is asked about every prefix, in units of one for which none is."""
-LEAST_LABEL = 1e-12
-"""Labels below it count as none."""
-PILOT_ROWS = 256
-"""Texts of the pilot that are drawn at a time, so that progress is seen."""
 TIMED, LEAST_TEXTS, PILOT_PART = 16, 128, 0.3
 """Under a limit in seconds: texts by which the model's speed is measured, the fewest of a pilot, and its part of the
 time. To choose a size takes nearly as many texts, and each round half as many, every one of them by heads, too."""
-
-
-class Pilot(NamedTuple):
-    """Texts of the model, what it thought on the way, and the labels of every prefix."""
-
-    hidden: Float[Tensor, "text n d"]
-    tokens: Int[Tensor, "text n"]
-    labels: dict[str, Float[Tensor, "text n output"]]
 
 
 def fit_lookahead(problem: Problem, texts: int, seed: int, progress: bool, seconds: float | None = None) -> Lookahead:
@@ -98,7 +71,7 @@ def fit_lookahead(problem: Problem, texts: int, seed: int, progress: bool, secon
 def _train_sizes(problem: Problem, texts: int, seed: int, tick: Tick) -> list[Lookahead]:
     """A lookahead with heads of every size, all trained on one pilot."""
     blank = untrained(problem, dict.fromkeys(factor_names(problem), SIZES[0]), DELTAS[0])
-    sizes = [size for size in SIZES if size != "prefix" or any(head.is_readable for head in blank.heads.values())]
+    sizes = [size for size in SIZES if any(size in _possible_sizes(head) for head in blank.heads.values())]
     pilot = draw_pilot(problem, blank, texts, seed, tick)
     _refuse_hopeless(blank, pilot)
     by_size: list[Lookahead] = []
@@ -159,55 +132,16 @@ def perplexity_share(log_weight: Float[Tensor, " text"]) -> float:
 
 
 def _sizes_of(blank: Lookahead, size: Size) -> dict[str, Size]:
-    """The size for every head that can have it."""
-    return {name: "token" if size == "prefix" and not head.is_readable else size for name, head in blank.heads.items()}
+    """The size for every head that can have it, and for others the largest below it."""
+    upto = SIZES[: SIZES.index(size) + 1]
+    return {name: [one for one in upto if one in _possible_sizes(head)][-1] for name, head in blank.heads.items()}
 
 
-def draw_pilot(problem: Problem, lookahead: Lookahead, texts: int, seed: int, tick: Tick | None = None) -> Pilot:
-    """Ancestral texts with their hidden states, block by block, so that no more probabilities are kept than fit."""
-    rows = min(PILOT_ROWS, block_rows(4 * problem.length * len(problem.embeddings), problem.memory))
-    levels = Rng(seed, texts, "lookahead pilot", problem.device).uniform(problem.length)
-
-    def draw_block(levels: Tensor) -> tuple[Tensor, ...]:
-        hidden_states: list[Tensor] = []
-        probabilities: list[Tensor] = []
-
-        def choose(n: int, log_probs: Tensor, hidden: Tensor | None) -> Tensor:
-            hidden_states.append(hidden_features(problem, hidden, len(log_probs)))
-            probabilities.append(log_probs.softmax(-1).float())
-            return inverse_cdf(log_probs, levels[:, n])
-
-        blank = problem.allowed_tokens[:1].expand(levels.shape).clone()
-        tokens, _, log_rest = redraw_by(problem, blank, 0, problem.length, choose)
-        factors = log_factors(problem, tokens, widened(log_rest))
-        labels = [
-            _dense_labels(head, probabilities)
-            if isinstance(head, PatternHead)
-            else factors[name].exp().nan_to_num(0.0).clamp(max=1.0).float()[:, None, None].expand(-1, problem.length, 1)
-            for name, head in lookahead.heads.items()
-        ]
-        if tick is not None:
-            tick("texts of the model", len(tokens))
-        return torch.stack(hidden_states, dim=1), tokens, *labels
-
-    hidden, tokens, *labels = in_blocks(draw_block, levels, rows_at_a_time=rows)
-    return Pilot(hidden, tokens, dict(zip(lookahead.heads, labels, strict=True)))
-
-
-def _dense_labels(head: PatternHead, probabilities: list[Tensor]) -> Float[Tensor, "text n output"]:
-    """r_{n+1} of every live state at every position n, from the end of the text backwards."""
-    automaton, live = head.automaton, head.automaton.live
-    following, kind = torch.unique(automaton.next, dim=1, return_inverse=True)  # tokens that do the same everywhere
-    following = following[live].long()
-    chance = automaton.accepting.float().expand(len(probabilities[0]), -1)  # of every state, at the end
-    labels = []
-    for p in reversed(probabilities):
-        labels.append(chance[:, live])
-        before = automaton.satisfied.float().expand_as(chance).clone()
-        mass = p.new_zeros(len(p), following.shape[1]).index_add_(1, kind, p)
-        before[:, live] = (mass[:, None] * chance[:, following]).sum(-1)
-        chance = before
-    return torch.stack(labels[::-1], dim=1)
+def _possible_sizes(head: Head) -> tuple[Size, ...]:
+    """Patterns know all that matters of what was said; not every control may be asked about prefixes."""
+    if isinstance(head, PatternHead):
+        return SIZES[: SIZES.index("token") + 1]
+    return SIZES if head.is_readable else SIZES[: SIZES.index("said") + 1]
 
 
 def _refuse_hopeless(lookahead: Lookahead, pilot: Pilot) -> None:
@@ -228,43 +162,6 @@ def _train(
     for name, head in blank.heads.items():
         if (name, sizes[name]) not in known:
             if head.reader.outputs:
-                _train_head(head, _features(head, pilot), pilot.tokens, pilot.labels[name], live, seed)
+                train_head(head, pilot, pilot.labels[name], live, seed)
             known[name, sizes[name]] = head
     return Lookahead({name: known[name, size] for name, size in sizes.items()}, blank.delta, blank.identity)
-
-
-def _features(head: Head, pilot: Pilot) -> Float[Tensor, "text n d"]:
-    """What a head reads at every position of the pilot's texts."""
-    if head.reader.size != "prefix":
-        return pilot.hidden
-    positions = range(pilot.tokens.shape[1])
-    return torch.stack([head.features(pilot.tokens[:, :n], pilot.hidden[:, n]) for n in positions], dim=1)
-
-
-def _train_head(head: Head, features: Tensor, tokens: Tensor, labels: Tensor, live: Tensor, seed: int) -> None:
-    """Soft binary cross-entropy, each output's divided by its mean label, else rare ones are ignored."""
-    mean = (labels * live[..., None]).sum(0) / live.sum(0).clamp(min=1)[:, None]
-    mean = mean.clamp(min=LEAST_LABEL, max=1 - 1e-6)
-    head.reader.bias.data = mean.logit()
-    if head.reader.size == "position":
-        return
-    places = live.nonzero()
-    weight = 1 / labels[tuple(places.T)].mean(0).clamp(min=LEAST_LABEL)
-    optimiser = torch.optim.AdamW(head.reader.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
-    steps = min(STEPS, max(LEAST_STEPS, MOST_PASSES * len(places) // BATCH))
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
-    generator = torch.Generator().manual_seed(seed)
-    scale = features.shape[-1] ** -0.5
-    with torch.enable_grad():
-        for _ in range(steps):
-            some = torch.randint(len(places), (BATCH,), generator=generator)
-            rows, position = places[some.to(tokens.device)].unbind(-1)
-            logits = head.reader.at_token(features[rows, position], position, tokens[rows, position])
-            loss = nn.functional.binary_cross_entropy_with_logits(logits, labels[rows, position], reduction="none")
-            loss = (loss * weight).mean() * scale
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()
-            nn.utils.clip_grad_norm_(head.reader.parameters(), 1.0)
-            optimiser.step()
-            schedule.step()
-    head.requires_grad_(False)

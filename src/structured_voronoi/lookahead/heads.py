@@ -1,8 +1,8 @@
 """Heads: what a prefix and its next token will come to, as a number from 0 to 1 for every token of the vocabulary.
 
 Both kinds read the hidden state that predicts the token, the position, and the token by a few coordinates of its
-embedding, so that tokens which no example held are judged by their like. A learnt one may also read what its control
-says of the text so far.
+embedding, so that tokens which no example held are judged by their like. A learnt one may also remember what was said,
+as a sum over the tokens so far, or read what its control says of them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from torch.utils.weak import WeakIdKeyDictionary
 from structured_voronoi.automata.vocabulary import TokenAutomaton
 from structured_voronoi.streams import BLOCK
 
-Size = Literal["position", "hidden", "token", "prefix"]
-"""What a head looks at: the position alone, the hidden state too, the next token too, its control's reading too."""
-SIZES: tuple[Size, ...] = ("position", "hidden", "token", "prefix")
+Size = Literal["position", "hidden", "token", "said", "prefix"]
+"""What a head looks at: the position alone; the hidden state, too; the next token, too; beside these the tokens so far,
+or what its control says of them."""
+SIZES: tuple[Size, ...] = ("position", "hidden", "token", "said", "prefix")
 Read = Callable[[Int[Tensor, "row n"]], Float[Tensor, " row"]]
 """Prefixes of texts -> what a control says of them."""
 RANK = 64
 """Coordinates of a token."""
+SAID, SAID_SCALE = 16, 0.3
+"""Numbers by which a token is remembered: its first coordinates to begin with, made as small as this."""
 _COORDINATES: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """Those of every table of embeddings that is still in use."""
 
@@ -42,6 +45,9 @@ class Reader(nn.Module):
         self.register_buffer("coordinates", coordinates)
         self.bias = nn.Parameter(torch.zeros(length, outputs))
         self.slope_bias = nn.Parameter(torch.zeros(length, outputs, rank))
+        if size == "said":
+            self.said = nn.Parameter(SAID_SCALE * coordinates[:, :SAID].clone())
+        width += {"said": min(SAID, rank), "prefix": 1}.get(size, 0)
         self.level = nn.Parameter(torch.zeros(outputs, width))
         self.slope = nn.Parameter(torch.zeros(outputs * rank, width))
 
@@ -164,12 +170,14 @@ def padded_rows(rows: Int[Tensor, " row"]) -> Int[Tensor, " padded"]:
 class LearntHead(nn.Module):
     """Of anything else: learnt from texts that were scored. Its state is the text so far, which controls may read."""
 
-    power = 0.6
-    """Their labels are scores of whole texts, and say less than those of patterns."""
-
     def __init__(self, reader: Reader, read: Read | None) -> None:
         super().__init__()
         self.reader, self.read = reader, read
+
+    @property
+    def power(self) -> float:
+        """Most learn from scores of whole texts, which say less than the labels of patterns."""
+        return 0.8 if self.reader.size == "said" else 0.6
 
     @property
     def is_readable(self) -> bool:
@@ -186,7 +194,9 @@ class LearntHead(nn.Module):
         return state.new_zeros(len(state))
 
     def features(self, state: Int[Tensor, "row n"], hidden: Float[Tensor, "row d"]) -> Float[Tensor, "row d"]:
-        """The hidden states and, if the reader takes it, what the control says of the text so far."""
+        """The hidden states and, if the reader takes it, what was said so far or what the control says of it."""
+        if self.reader.size == "said":
+            return torch.cat([hidden, self.reader.said[state].sum(1)], dim=-1)
         if self.reader.size != "prefix":
             return hidden
         assert self.read is not None

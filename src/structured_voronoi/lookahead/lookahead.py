@@ -283,8 +283,7 @@ def untrained(problem: Problem, sizes: dict[str, Size], delta: float, seed: int 
     for name, size in sizes.items():
         automaton = token_automaton(problem, name) if name in problem.patterns else None
         outputs = 1 if automaton is None else len(automaton.live)
-        width = feature_width(problem) + (size == "prefix" and automaton is None)
-        reader = Reader(width, problem.length, outputs, coordinates, size).to(problem.device)
+        reader = Reader(feature_width(problem), problem.length, outputs, coordinates, size).to(problem.device)
         learnt = LearntHead(reader, prefix_reader(problem, name))
         heads[name] = learnt if automaton is None else PatternHead(automaton, reader)
     if seed is not None:
