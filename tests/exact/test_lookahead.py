@@ -30,14 +30,16 @@ from structured_voronoi.controls.parsing import parse_control
 from structured_voronoi.experiments.exactness.guided import lookaheads
 from structured_voronoi.expressions import CannotCompile, CharacterAutomaton
 from structured_voronoi.lookahead import examples as examples_module
-from structured_voronoi.lookahead import fitting, rounds
+from structured_voronoi.lookahead import fitting, rounds, training
 from structured_voronoi.lookahead.examples import Examples, find_examples
-from structured_voronoi.lookahead.heads import PatternHead
-from structured_voronoi.lookahead.lookahead import Lookahead, check_patterns, factor_names, untrained
+from structured_voronoi.lookahead.heads import PatternHead, Size
+from structured_voronoi.lookahead.lookahead import REST, Lookahead, check_patterns, factor_names, untrained
 from structured_voronoi.lookahead.pilot import draw_pilot
 from structured_voronoi.lookahead.rounds import own_cost, refine_in_rounds, share_of
+from structured_voronoi.lookahead.training import train_head
 from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.run.probability import summarise_weights
+from structured_voronoi.targets.tabular import AutoregressiveTable
 from structured_voronoi.verify.twins import GuidedWithoutProposal, RefreshWithoutProposal
 from system.commands import svs
 
@@ -278,10 +280,11 @@ def test_a_chain_does_not_depend_on_the_chains_beside_it() -> None:
     assert (many["posterior"]["tokens"].values[:3] == few["posterior"]["tokens"].values).all()
 
 
-def test_no_bit_of_a_proposal_depends_on_the_rows_beside_it() -> None:
+@pytest.mark.parametrize("size", ["token", "said"])
+def test_no_bit_of_a_proposal_depends_on_the_rows_beside_it(size: Size) -> None:
     model = sv.LanguageModel.load("bundled", length=12, ends="anywhere")
     problem = bind(sv.Controlled(model, {sv.controls.Classifier.load("food", "Italian"): 1.5}))
-    lookahead = untrained(problem, dict.fromkeys(["food=Italian", "the text ends"], "token"), 0.1, seed=1)
+    lookahead = untrained(problem, {"food=Italian": size, "the text ends": "token"}, 0.1, seed=1)
     levels = sv.Rng(1, 40).uniform(12)
     whole = lookahead.draw(problem, levels)
     for rows in (slice(5, 9), slice(0, 24), slice(16, 40)):
@@ -440,6 +443,54 @@ def test_labels_and_values_of_a_pattern() -> None:
     assert last[0, pub] > 0.4  # accepting, though a letter could still follow in a longer text
     assert last[0, other] == 0
     assert last[1, other] == 1
+
+
+def three_alike() -> AutoregressiveTable:
+    """Five independent tokens of four, of which three must be the first: one text in eight, or so."""
+    single = torch.tensor([0.25, 0.15, 0.35, 0.25], dtype=torch.float64).log()
+    places = torch.stack(torch.meshgrid(*[torch.arange(4)] * 5, indexing="ij"), dim=-1)
+    scores = torch.where((places == 0).sum(-1) == 3, 0.0, -torch.inf).double()
+    embeddings = torch.randn(4, 6, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    return AutoregressiveTable(embeddings, single[places].sum(-1), None, scores)
+
+
+def exact_cost(target: AutoregressiveTable, lookahead: Lookahead) -> float:
+    """E_π[w] / E_p[W] of all texts, evaluations that an effective text takes."""
+    texts, share = target.support(), target.probabilities()
+    log_z = float(target.log_prob(texts).logsumexp(0))
+    return float((share * lookahead.score(bind(target), texts).log_weight.exp()).sum()) / math.exp(log_z)
+
+
+def test_a_head_that_remembers_knows_what_one_without_memory_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but the tokens so far says how many were alike. Made to forget them, it is as bad."""
+    monkeypatch.setattr(training, "STEPS", 600)
+    monkeypatch.setattr(training, "PASSES", 15)
+    target = three_alike()
+    problem, costs = bind(target), {}
+    for size in ("token", "said"):
+        lookahead = untrained(problem, {REST: size}, 0.03)
+        head, pilot = lookahead.heads[REST], draw_pilot(problem, lookahead, 2048, SEED)
+        train_head(head, pilot, pilot.labels[REST], torch.ones(2048, 5), SEED)
+        costs[size] = exact_cost(target, lookahead)
+    head.reader.said.data[:] = 0
+    assert costs["said"] < 0.6 * costs["token"]
+    assert exact_cost(target, lookahead) > 2 * costs["said"]
+
+
+def test_passes_label_prefixes_by_what_is_expected_next() -> None:
+    """By hand, for a head that says the same everywhere, and a text that is over before the last position."""
+    target = bind(three_alike())
+    lookahead = untrained(target, {REST: "said"}, 0.03)
+    head = lookahead.heads[REST]
+    head.reader.bias.data[:] = math.log(0.3 / 0.7)
+    pilot = draw_pilot(target, lookahead, 16, SEED)
+    score, live = torch.rand(16, 1, generator=torch.Generator().manual_seed(1)), torch.ones(16, 5)
+    live[3, 3:] = 0
+    labels, follows = training._returns(head, pilot, score, live)[..., 0], training.RETURNED
+    for row, length in ((0, 5), (3, 3)):
+        for n in range(length):
+            expected = 0.3 + (float(score[row]) - 0.3) * follows ** (length - 1 - n)
+            assert float(labels[row, n]) == pytest.approx(expected, abs=1e-6)
 
 
 def test_what_every_text_satisfies_is_certain(recwarn: pytest.WarningsRecorder) -> None:

@@ -14,8 +14,8 @@ from structured_voronoi.problem.drawing import draw_all
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.streams import widened
 
-ENOUGH = 10
-"""Effective texts without which there is no judging."""
+ENOUGH, WANTED = 10, 50
+"""Effective texts without which there is no judging, and with which no more are looked for."""
 MOST = 128
 """Texts that are scored for every lookahead; of more, some are taken by their shares."""
 
@@ -45,7 +45,8 @@ class Examples(NamedTuple):
 def find_examples(problem: Problem, levels: Float[Tensor, "text n"], first: int) -> Examples | None:
     """Those among the first texts of the model or, if that can be enough, among all; None where there are too few."""
     tokens, log_factor = _allowed_texts(problem, levels[:first])
-    if _effective(log_factor) < ENOUGH <= _effective(log_factor) * len(levels) / first:
+    found = _effective(log_factor)
+    if found < WANTED and found * len(levels) / first >= ENOUGH:
         more, log_factor_of_more = _allowed_texts(problem, levels[first:])
         tokens, log_factor, first = torch.cat([tokens, more]), torch.cat([log_factor, log_factor_of_more]), len(levels)
     if _effective(log_factor) < ENOUGH:

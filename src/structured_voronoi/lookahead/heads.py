@@ -81,6 +81,14 @@ class Reader(nn.Module):
             return level[:, None].expand(-1, len(coordinates))
         return torch.addmm(level[:, None], slope, coordinates.T)
 
+    def logits_at(
+        self, level: Float[Tensor, " row"], slope: Float[Tensor, "row r"], tokens: Int[Tensor, "row some"]
+    ) -> Float[Tensor, "row some"]:
+        """a + u·e_v for some tokens v of each row."""
+        if len(self.coordinates) <= tokens.shape[1] * self.coordinates.shape[1]:  # a product with all is faster
+            return self.logits(level, slope, None).gather(-1, tokens)
+        return level[:, None] + torch.einsum("rk,rsk->rs", slope, self.coordinates[tokens])
+
 
 class PatternHead(nn.Module):
     """Of a compiled pattern: exactly 1 where it is met, 0 where it no longer can be, learnt in between."""

@@ -116,7 +116,6 @@ def _expected(head: Head, pilot: Pilot) -> Float[Tensor, "text n"]:
             position = torch.full((len(features),), n, device=expected.device)
             level, slope = head.reader.parts(features[:, n], position)
             assert slope is not None
-            coordinates = head.reader.coordinates[pilot.likely[rows, n].long()]
-            value = (level + torch.einsum("rk,rsk->rs", slope[:, 0], coordinates)).sigmoid()
+            value = head.reader.logits_at(level[:, 0], slope[:, 0], pilot.likely[rows, n].long()).sigmoid()
             expected[rows, n] = (pilot.chances[rows, n] * value).sum(-1)
     return expected
