@@ -14,7 +14,7 @@ from structured_voronoi.problem.drawing import draw_all
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.streams import widened
 
-ENOUGH, WANTED = 10, 50
+ENOUGH, WANTED = 10, 30
 """Effective texts without which there is no judging, and with which no more are looked for."""
 MOST = 128
 """Texts that are scored for every lookahead; of more, some are taken by their shares."""
