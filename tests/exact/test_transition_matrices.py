@@ -222,10 +222,10 @@ def guided_p_value(matrix: Tensor, sampler: Any, state: int, moves: int) -> floa
 @pytest.mark.parametrize("tries", [2, 3])
 @pytest.mark.parametrize("state", [0, 6])
 def test_a_guided_step_follows_its_row(state: int, tries: int) -> None:
-    """A step is a choice and a suffix; the twin that leaves the present text out makes the same choices but one."""
+    """A step is a suffix and a choice; the twin that leaves the present text out makes the same choices but one."""
     begin = int(Rng(11, [0], "guided suffixes").uniform()[0] * 3)
     sampler = sv.Guided(RANDOM, tries)
-    matrix = choice_matrix(sampler) @ suffix_matrix(sampler, begin)
+    matrix = suffix_matrix(sampler, begin) @ choice_matrix(sampler)
     assert guided_p_value(matrix, sampler, state, 0) > 1e-4
     assert guided_p_value(matrix, GuidedWithoutPresent(RANDOM, tries), state, 0) < 1e-9
     assert guided_p_value(matrix, GuidedWithoutProposal(RANDOM, tries), state, 0) < 1e-9

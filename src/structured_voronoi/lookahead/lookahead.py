@@ -145,20 +145,27 @@ class Lookahead:
 
         return Proposal(*in_blocks(propose_block, tokens, levels, rows_at_a_time=rows))
 
-    def draw(self, problem: Problem, levels: Float[Tensor, "row n"]) -> Proposal:
-        """Whole texts, each token at its level."""
-        blank = problem.allowed_tokens[:1].expand(levels.shape).clone()
-        return self.propose(problem, blank, 0, levels)
+    def draw(
+        self, problem: Problem, levels: Float[Tensor, "row n"], prefix: Int[Tensor, "some kept"] | None = None
+    ) -> Proposal:
+        """Whole texts, each token at its level; the first rows with a prefix, if one is given for some."""
+        tokens = problem.allowed_tokens[:1].expand(levels.shape).clone()
+        if prefix is not None and prefix.shape[1]:
+            rows, kept = prefix.shape
+            tokens[:rows, :kept] = prefix
+            levels = levels.clone()
+            levels[:rows, :kept] = torch.nan
+        return self.propose(problem, tokens, 0, levels)
 
     @torch.no_grad()
     def _propose_block(self, problem: Problem, tokens: Tensor, start: int, levels: Tensor | None) -> tuple[Tensor, ...]:
-        """Tokens drawn at their levels or, without levels, kept as they are."""
+        """Tokens drawn at their levels; kept as they are where a level is NaN, or without levels."""
         states = {name: head.begin(tokens[:, :start]) for name, head in self.heads.items()}
         log_q = widened(torch.zeros(tokens.shape, device=tokens.device))
 
         def choose(n: int, log_probs: Tensor, hidden: Tensor | None) -> Tensor:
             weighed = self.weigh(problem, states, n, log_probs, hidden)
-            token = tokens[:, n] if levels is None else weighed.draw(levels[:, n - start])
+            token = tokens[:, n] if levels is None else _drawn_or_kept(weighed, levels[:, n - start], tokens[:, n])
             log_q[:, n] = weighed.log_q(token)
             for name, head in self.heads.items():
                 states[name] = head.advance(states[name], token)
@@ -273,6 +280,12 @@ class Lookahead:
                 f"the lookahead {folder} cannot be loaded ({type(error).__name__}: {one_line(error)}); fit it again"
             ) from error
         return made
+
+
+def _drawn_or_kept(weighed: Weighed, level: Float[Tensor, " row"], kept: Int[Tensor, " row"]) -> Int[Tensor, " row"]:
+    """The token at the level, or the kept one where there is none."""
+    is_kept = level.isnan()
+    return torch.where(is_kept, kept, weighed.draw(level.masked_fill(is_kept, 0.5)))
 
 
 def untrained(problem: Problem, sizes: dict[str, Size], delta: float, seed: int | None = None) -> Lookahead:

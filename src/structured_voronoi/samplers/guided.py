@@ -1,8 +1,9 @@
 """Guided: texts proposed with a lookahead; exact for any lookahead, as weights use the true p and the true controls.
 
-Each step is an iterated sampling importance resampling move (Andrieu, Doucet, Holenstein 2010): given the text m, draw
-K - 1 texts from q and choose among all K with probability ∝ w = p W / q. Then a suffix is drawn anew from q and
-accepted with min(1, w'/w), where the prefix cancels. Both keep p W; the lookahead is frozen before the first step.
+Each step draws a suffix of the text anew from q and accepts it with min(1, w'/w), w = p W / q, where the prefix
+cancels. Then it is an iterated sampling importance resampling move (Andrieu, Doucet, Holenstein 2010): given the text
+m, draw K - 1 texts from q and choose among all K with probability ∝ w. Both keep p W, and as the K - 1 texts do not
+depend on m, they are drawn in one batch with the suffix. The lookahead is frozen before the first step.
 """
 
 from __future__ import annotations
@@ -85,19 +86,20 @@ class Guided:
 
     def step(self, target: Target | Problem, rng: Rng, state: State) -> tuple[State, Info]:
         problem = bind(target)
-        text, log_weights = self._choose(problem, rng, state)
         where = Rng(rng.seed, [state.moves], "guided suffixes").uniform()[0]  # all chains share it
         begin = int(where * problem.length)
-        redrawn = redraw_suffix(problem, rng, state.lookahead, text, begin, self.log_weight)
-        new = State(redrawn.text, state.moves + 1, state.lookahead)
+        redrawn, *fresh = self._draw_texts(problem, state.lookahead, rng, self.tries, state.tokens[:, :begin])
+        suffix = accept_suffix(state.text, redrawn, rng.uniform(), self.log_weight)
+        text, log_weights = self._choose(rng, suffix.text, fresh)
+        new = State(text, state.moves + 1, state.lookahead)
         tries = torch.full_like(new.tokens[:, 0], self.tries)
         info = blank_info(new.energy)._replace(
             evaluations=tries,
             events=tries,
             swaps=(new.tokens != state.tokens).sum(-1),
-            nonfinite=(~log_weights.isfinite()).sum(-1) + (~redrawn.finite).long(),
+            nonfinite=(~log_weights.isfinite()).sum(-1) + (~suffix.finite).long(),
             log_weights=log_weights if self.tries > 1 else None,
-            **count_redraws(redrawn.accepted, problem.length - begin),
+            **count_redraws(suffix.accepted, problem.length - begin),
         )
         return new, info
 
@@ -121,17 +123,25 @@ class Guided:
         """log of p W / q."""
         return text.log_weight
 
-    def _draw_texts(self, problem: Problem, lookahead: Lookahead, rng: Rng, count: int) -> list[Proposal]:
-        """``count`` texts for each chain, as one batch."""
+    def _draw_texts(
+        self,
+        problem: Problem,
+        lookahead: Lookahead,
+        rng: Rng,
+        count: int,
+        prefix: Int[Tensor, "chain kept"] | None = None,
+    ) -> list[Proposal]:
+        """``count`` texts for each chain, as one batch; the first with a given prefix, if there is one."""
         levels = rng.uniform(count, problem.length).transpose(0, 1).flatten(0, 1)
-        drawn = lookahead.draw(problem, levels)
+        drawn = lookahead.draw(problem, levels, prefix)
         columns = [part.view(count, len(rng), *part.shape[1:]) for part in drawn]
         return [Proposal(*(column[i] for column in columns)) for i in range(count)]
 
-    def _choose(self, problem: Problem, rng: Rng, state: State) -> tuple[Proposal, Float[Tensor, "chain try"]]:
-        """One of the present text and K - 1 fresh ones, ∝ weight; and the log-weights of those."""
-        fresh = self._draw_texts(problem, state.lookahead, rng, self.tries - 1) if self.tries > 1 else []
-        chosen, log_weight = self._pick(rng, [state.text, *fresh])
+    def _choose(
+        self, rng: Rng, present: Proposal, fresh: list[Proposal]
+    ) -> tuple[Proposal, Float[Tensor, "chain fresh"]]:
+        """One of the present text and the fresh ones, ∝ weight; and the log-weights of those."""
+        chosen, log_weight = self._pick(rng, [present, *fresh])
         return chosen, log_weight[:, 1:]
 
     def _pick(self, rng: Rng, texts: list[Proposal]) -> tuple[Proposal, Float[Tensor, "chain text"]]:
@@ -167,6 +177,16 @@ def redraw_suffix(
         log_p=torch.cat([here.log_p[:, :start], drawn.log_p[:, start:]], dim=-1),
         log_q=torch.cat([here.log_q[:, :start], drawn.log_q[:, start:]], dim=-1),
     )
+    return accept_suffix(here, there, accept_level, log_weight)
+
+
+def accept_suffix(
+    here: Proposal,
+    there: Proposal,
+    accept_level: Float[Tensor, " row"],
+    log_weight: Callable[[Proposal], Float[Tensor, " row"]],
+) -> RedrawnSuffix:
+    """Texts whose suffixes were drawn from q, accepted by the ratio of weights."""
     weight = log_weight(there)
     finite = weight.isfinite()
     accepted = finite & (accept_level.log() < weight - log_weight(here))

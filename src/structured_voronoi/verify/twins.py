@@ -113,13 +113,13 @@ class RefreshWithoutProposal(_WithoutProposal, Refresh):
 class GuidedWithoutPresent(Guided):
     """The present text is left out of the choice, unless nothing else is possible."""
 
-    def _choose(self, problem: Problem, rng: Rng, state: guided.State) -> tuple[Proposal, Tensor]:
-        impossible = state.text._replace(log_rest=torch.full_like(state.text.log_rest, -torch.inf))
-        chosen, log_weights = super()._choose(problem, rng, state._replace(text=impossible))
+    def _choose(self, rng: Rng, present: Proposal, fresh: list[Proposal]) -> tuple[Proposal, Tensor]:
+        impossible = present._replace(log_rest=torch.full_like(present.log_rest, -torch.inf))
+        chosen, log_weights = super()._choose(rng, impossible, fresh)
         found = chosen.log_weight.isfinite()
         texts = (
             torch.where(found.view(-1, *[1] * (new.ndim - 1)), new, old)
-            for new, old in zip(chosen, state.text, strict=True)
+            for new, old in zip(chosen, present, strict=True)
         )
         return Proposal(*texts), log_weights
 
