@@ -7,6 +7,7 @@ from typing import NamedTuple
 from structured_voronoi.lookahead.lookahead import Lookahead
 from structured_voronoi.lookahead.rounds import share_of
 from structured_voronoi.problem.problem import bind
+from structured_voronoi.run.choice import MOST_CHECKED
 from structured_voronoi.run.guided_moves import guided_moves
 from structured_voronoi.samplers.guided import Guided
 from structured_voronoi.streams import Rng
@@ -27,9 +28,10 @@ def fit_guided(target: Controlled, texts: int, seed: int) -> FittedGuided:
 
 
 def measure_guided(lookahead: Lookahead, target: Controlled, texts: int, seed: int) -> FittedGuided:
-    """With a lookahead, of this target or of one like it, that is measured on half as many texts."""
+    """With a lookahead, of this target or of one like it, that is measured on half as many texts; its moves follow from
+    as many of them as `svs sample` draws."""
     problem = bind(target)
     rng = Rng(seed, max(64, texts // 2), "guiding", problem.device)
     log_weight = lookahead.draw(problem, rng.uniform(problem.length)).log_weight
-    tries, choices = guided_moves(log_weight.cpu().numpy())
+    tries, choices = guided_moves(log_weight[:MOST_CHECKED].cpu().numpy())
     return FittedGuided(Guided(lookahead, tries), choices - 1, share_of(log_weight))
