@@ -33,6 +33,8 @@ DELTAS = (0.03, 0.1, 0.3)
 lookahead hardly ever draws, its own draws do not show."""
 MANY = 512
 """With fewer texts to learn from, only one δ is tried."""
+MANY_EXAMPLES = 100
+"""With fewer effective ones, heavy weights of what is learnt from scores are hardly seen."""
 PREFIX_SECONDS = 1.5
 """Of a draw for which a control is asked about every prefix, in units of one for which none is."""
 TIMED, LEAST_TEXTS, PILOT_PART = 16, 128, 0.3
@@ -83,8 +85,9 @@ def _train_sizes(problem: Problem, texts: int, seed: int, tick: Tick) -> list[Lo
 
 
 def _deltas(lookahead: Lookahead, texts: int, examples: Examples | None) -> tuple[float, ...]:
-    """Those to be tried: the largest where something is learnt from scores, and only its own draws can judge it."""
-    if examples is None and any(isinstance(head, LearntHead) for head in lookahead.heads.values()):
+    """Those to be tried: the largest where something is learnt from scores, and few examples can judge it."""
+    few = examples is None or examples.effective < MANY_EXAMPLES
+    if few and any(isinstance(head, LearntHead) for head in lookahead.heads.values()):
         return DELTAS[-1:]
     return DELTAS if texts >= MANY else DELTAS[1:2]
 
