@@ -1,7 +1,8 @@
 """Probabilities of words against plain texts: how many texts of the bundled model hold them, and what guided ones say.
 
 `python benchmarks/plain_texts.py --texts 1000000` counts words in so many plain texts (2 ms of one core each) and
-prints a table; every block is kept in `--out FILE`, and the same call goes on where it was stopped.
+prints a table; what was counted is kept in `--out FILE`, and the same call goes on where it was stopped, but for some
+seconds.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ from structured_voronoi.experiments.exactness.guided import lookaheads
 from structured_voronoi.expressions import CannotCompile, CharacterAutomaton
 from structured_voronoi.lookahead import examples as examples_module
 from structured_voronoi.lookahead import fitting, rounds, training
-from structured_voronoi.lookahead.examples import Examples, find_examples
-from structured_voronoi.lookahead.heads import PatternHead, Size
+from structured_voronoi.lookahead.examples import ENOUGH, Examples, find_examples
+from structured_voronoi.lookahead.heads import PatternHead, Reader, Size
 from structured_voronoi.lookahead.lookahead import REST, Lookahead, check_patterns, factor_names, untrained
 from structured_voronoi.lookahead.pilot import draw_pilot
 from structured_voronoi.lookahead.rounds import own_cost, refine_in_rounds, share_of
@@ -446,7 +446,7 @@ def test_labels_and_values_of_a_pattern() -> None:
 
 
 def three_alike() -> AutoregressiveTable:
-    """Five independent tokens of four, of which three must be the first: one text in eight, or so."""
+    """Five independent tokens of four, of which three must be the first: one text in eleven."""
     single = torch.tensor([0.25, 0.15, 0.35, 0.25], dtype=torch.float64).log()
     places = torch.stack(torch.meshgrid(*[torch.arange(4)] * 5, indexing="ij"), dim=-1)
     scores = torch.where((places == 0).sum(-1) == 3, 0.0, -torch.inf).double()
@@ -478,19 +478,62 @@ def test_a_head_that_remembers_knows_what_one_without_memory_cannot(monkeypatch:
 
 
 def test_passes_label_prefixes_by_what_is_expected_next() -> None:
-    """By hand, for a head that says the same everywhere, and a text that is over before the last position."""
-    target = bind(three_alike())
-    lookahead = untrained(target, {REST: "said"}, 0.03)
-    head = lookahead.heads[REST]
-    head.reader.bias.data[:] = math.log(0.3 / 0.7)
-    pilot = draw_pilot(target, lookahead, 16, SEED)
+    """By hand, from what the head says of every token; one text is over before the last position."""
+    problem = bind(three_alike())
+    lookahead = untrained(problem, {REST: "said"}, 0.03, seed=4)
+    head, pilot = lookahead.heads[REST], draw_pilot(problem, lookahead, 16, SEED)
     score, live = torch.rand(16, 1, generator=torch.Generator().manual_seed(1)), torch.ones(16, 5)
     live[3, 3:] = 0
-    labels, follows = training._returns(head, pilot, score, live)[..., 0], training.RETURNED
+    labels, share = training._returns(head, pilot, score, live)[..., 0], training.RETURNED
+    probabilities = torch.tensor([0.25, 0.15, 0.35, 0.25])
     for row, length in ((0, 5), (3, 3)):
-        for n in range(length):
-            expected = 0.3 + (float(score[row]) - 0.3) * follows ** (length - 1 - n)
-            assert float(labels[row, n]) == pytest.approx(expected, abs=1e-6)
+        label = float(score[row])
+        for n in reversed(range(length)):
+            assert float(labels[row, n]) == pytest.approx(label, abs=1e-6)
+            state = pilot.tokens[[row], :n]
+            value = head.value(state, head.features(state, pilot.hidden[[row], n]), n, 5)
+            label = (1 - share) * float((probabilities * value.detach()).sum()) + share * label
+
+
+def test_logits_of_some_tokens_are_those_of_all() -> None:
+    """Both ways of computing them, which differ in speed."""
+    coordinates = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+    reader, (level, slope) = Reader(3, 2, 1, coordinates, "token"), (torch.randn(6), torch.randn(6, 4))
+    for count in (3, 20):
+        tokens = torch.randint(50, (6, count), generator=torch.Generator().manual_seed(1))
+        expected = reader.logits(level, slope, None).gather(-1, tokens)
+        torch.testing.assert_close(reader.logits_at(level, slope, tokens), expected)
+
+
+def test_a_target_that_nothing_weighs_on_has_a_lookahead_that_changes_nothing() -> None:
+    table = three_alike()
+    plain = AutoregressiveTable(table.embeddings, table.model)
+    lookahead = Lookahead.fit(plain, texts=32, seed=SEED, progress=False)
+    drawn = lookahead.draw(bind(plain), sv.Rng(1, 8).uniform(5))
+    torch.testing.assert_close(drawn.log_p, drawn.log_q)
+
+
+def test_a_text_drawn_after_a_prefix_keeps_it_and_is_scored_alike() -> None:
+    problem = bind(Listed(small_model(4), CONTROLS["black box"]()))
+    lookahead = untrained(problem, {"likes_pubs": "said"}, 0.1, seed=5)
+    prefix = problem.allowed_tokens[torch.tensor([[0, 3], [2, 2], [5, 1]])]
+    drawn = lookahead.draw(problem, sv.Rng(1, 9).uniform(4), prefix)
+    assert torch.equal(drawn.tokens[:3, :2], prefix)
+    assert len(torch.unique(drawn.tokens[3:, 0])) > 1
+    scored = lookahead.score(problem, drawn.tokens)
+    for kept, said in zip(drawn[1:], scored[1:], strict=True):
+        torch.testing.assert_close(kept, said, atol=1e-5, rtol=0)
+
+
+def test_more_examples_are_looked_for_until_enough_are_found() -> None:
+    """Of 64 texts a third, or so, likes pubs much; of the first 32 half as many."""
+    problem = bind(Listed(small_model(4), CONTROLS["keyword"]()))
+    levels = sv.Rng(2, 128).uniform(4)
+    few, many = (find_examples(problem, levels, 32, wanted) for wanted in (ENOUGH, 1000))
+    assert few is not None
+    assert many is not None
+    assert ENOUGH <= len(few.tokens) <= 32 < len(many.tokens)
+    assert many.effective == pytest.approx(len(many.tokens))
 
 
 def test_what_every_text_satisfies_is_certain(recwarn: pytest.WarningsRecorder) -> None:

@@ -219,16 +219,16 @@ def guided_p_value(matrix: Tensor, sampler: Any, state: int, moves: int) -> floa
     return float(stats.chisquare(counts[used], chains * matrix[state][used]).pvalue)
 
 
-@pytest.mark.parametrize("tries", [2, 3])
+@pytest.mark.parametrize(("tries", "move", "begin"), [(2, 0, 0), (2, 3, 1), (3, 2, 2)])
 @pytest.mark.parametrize("state", [0, 6])
-def test_a_guided_step_follows_its_row(state: int, tries: int) -> None:
+def test_a_guided_step_follows_its_row(state: int, tries: int, move: int, begin: int) -> None:
     """A step is a suffix and a choice; the twin that leaves the present text out makes the same choices but one."""
-    begin = int(Rng(11, [0], "guided suffixes").uniform()[0] * 3)
+    assert int(Rng(11, [move], "guided suffixes").uniform()[0] * 3) == begin
     sampler = sv.Guided(RANDOM, tries)
     matrix = suffix_matrix(sampler, begin) @ choice_matrix(sampler)
-    assert guided_p_value(matrix, sampler, state, 0) > 1e-4
-    assert guided_p_value(matrix, GuidedWithoutPresent(RANDOM, tries), state, 0) < 1e-9
-    assert guided_p_value(matrix, GuidedWithoutProposal(RANDOM, tries), state, 0) < 1e-9
+    assert guided_p_value(matrix, sampler, state, move) > 1e-4
+    assert guided_p_value(matrix, GuidedWithoutPresent(RANDOM, tries), state, move) < 1e-9
+    assert guided_p_value(matrix, GuidedWithoutProposal(RANDOM, tries), state, move) < 1e-9
 
 
 @pytest.mark.parametrize("state", [0, 3])

@@ -15,7 +15,7 @@ from structured_voronoi.problem.problem import Problem
 from structured_voronoi.streams import widened
 
 ENOUGH, WANTED = 10, 30
-"""Effective texts without which there is no judging, and with which no more are looked for."""
+"""Effective texts without which there is no judging, and with which no more are looked for if there is time."""
 MOST = 128
 """Texts that are scored for every lookahead; of more, some are taken by their shares."""
 
@@ -47,11 +47,14 @@ class Examples(NamedTuple):
         return float((2 * halves.logsumexp(0) - self.log_mean).exp())
 
 
-def find_examples(problem: Problem, levels: Float[Tensor, "text n"], first: int) -> Examples | None:
-    """Those among the first texts of the model or, if that can be enough, among all; None where there are too few."""
+def find_examples(
+    problem: Problem, levels: Float[Tensor, "text n"], first: int, wanted: float = WANTED
+) -> Examples | None:
+    """Those among the first texts of the model or, if fewer than wanted are there and all can hold enough, among all;
+    None where there are too few."""
     tokens, log_factor = _allowed_texts(problem, levels[:first])
     found = _effective(log_factor)
-    if found < WANTED and found * len(levels) / first >= ENOUGH:
+    if found < wanted and found * len(levels) / first >= ENOUGH:
         more, log_factor_of_more = _allowed_texts(problem, levels[first:])
         tokens, log_factor, first = torch.cat([tokens, more]), torch.cat([log_factor, log_factor_of_more]), len(levels)
     if _effective(log_factor) < ENOUGH:

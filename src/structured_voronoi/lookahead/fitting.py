@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from structured_voronoi.errors import SamplingError, check_count, check_positive
-from structured_voronoi.lookahead.examples import Examples, find_examples
+from structured_voronoi.lookahead.examples import ENOUGH, WANTED, Examples, find_examples
 from structured_voronoi.lookahead.heads import SIZES, Head, LearntHead, PatternHead, Size
 from structured_voronoi.lookahead.lookahead import Lookahead, factor_names, live_positions, untrained
 from structured_voronoi.lookahead.pilot import Pilot, draw_pilot
@@ -56,7 +56,7 @@ def fit_lookahead(problem: Problem, texts: int, seed: int, progress: bool, secon
         tick("choosing one", 0)
         checked = max(LEAST_CHECKED, min(CHECKED, texts // 8))
         levels = Rng(seed, SEARCHED[1] * checked, "lookahead check", problem.device).uniform(problem.length)
-        examples = find_examples(problem, levels, SEARCHED[0] * checked)
+        examples = find_examples(problem, levels, SEARCHED[0] * checked, WANTED if seconds is None else ENOUGH)
         deltas = _deltas(by_size[0], texts, examples)
         candidates = [Lookahead(one.heads, delta, one.identity) for one in by_size for delta in deltas]
         best = _choose(problem, candidates, levels[: 2 * checked], examples)
@@ -73,7 +73,7 @@ def fit_lookahead(problem: Problem, texts: int, seed: int, progress: bool, secon
 def _train_sizes(problem: Problem, texts: int, seed: int, tick: Tick) -> list[Lookahead]:
     """A lookahead with heads of every size, all trained on one pilot."""
     blank = untrained(problem, dict.fromkeys(factor_names(problem), SIZES[0]), DELTAS[0])
-    sizes = [size for size in SIZES if any(size in _possible_sizes(head) for head in blank.heads.values())]
+    sizes = [size for size in SIZES if any(size in _possible_sizes(head) for head in blank.heads.values())] or SIZES[:1]
     pilot = draw_pilot(problem, blank, texts, seed, tick)
     _refuse_hopeless(blank, pilot)
     by_size: list[Lookahead] = []

@@ -46,7 +46,7 @@ class Reader(nn.Module):
         self.bias = nn.Parameter(torch.zeros(length, outputs))
         self.slope_bias = nn.Parameter(torch.zeros(length, outputs, rank))
         if size == "said":
-            self.said = nn.Parameter(SAID_SCALE * coordinates[:, :SAID].clone())
+            self.said = nn.Parameter(SAID_SCALE * coordinates[:, :SAID])
         width += {"said": min(SAID, rank), "prefix": 1}.get(size, 0)
         self.level = nn.Parameter(torch.zeros(outputs, width))
         self.slope = nn.Parameter(torch.zeros(outputs * rank, width))
@@ -55,14 +55,15 @@ class Reader(nn.Module):
         self, hidden: Float[Tensor, "row d"], position: Int[Tensor, " row"]
     ) -> tuple[Float[Tensor, "row output"], Float[Tensor, "row output r"] | None]:
         """a and u of each row; no u where the next token is not looked at."""
-        level = self.bias[position]
+        level = nn.functional.embedding(position, self.bias)  # its gradient has the same bits on any number of threads
         if self.size == "position":
             return level, None
         level = level + nn.functional.linear(hidden, self.level)
         if self.size == "hidden":
             return level, None
-        slope = nn.functional.linear(hidden, self.slope).view(len(hidden), *self.slope_bias.shape[1:])
-        return level, slope + self.slope_bias[position]
+        slope = nn.functional.linear(hidden, self.slope)
+        slope = slope + nn.functional.embedding(position, self.slope_bias.flatten(1))
+        return level, slope.view(len(hidden), *self.slope_bias.shape[1:])
 
     def at_token(self, hidden: Tensor, position: Tensor, token: Int[Tensor, " row"]) -> Float[Tensor, "row output"]:
         """The logits for one token of each row: what is trained."""
@@ -204,7 +205,7 @@ class LearntHead(nn.Module):
     def features(self, state: Int[Tensor, "row n"], hidden: Float[Tensor, "row d"]) -> Float[Tensor, "row d"]:
         """The hidden states and, if the reader takes it, what was said so far or what the control says of it."""
         if self.reader.size == "said":
-            return torch.cat([hidden, self.reader.said[state].sum(1)], dim=-1)
+            return torch.cat([hidden, nn.functional.embedding(state, self.reader.said).sum(1)], dim=-1)
         if self.reader.size != "prefix":
             return hidden
         assert self.read is not None

@@ -296,6 +296,8 @@ def untrained(problem: Problem, sizes: dict[str, Size], delta: float, seed: int 
     for name, size in sizes.items():
         automaton = token_automaton(problem, name) if name in problem.patterns else None
         outputs = 1 if automaton is None else len(automaton.live)
+        if automaton is not None and size in ("said", "prefix"):
+            size = "token"  # its state is all that a pattern needs to know of what was said
         reader = Reader(feature_width(problem), problem.length, outputs, coordinates, size).to(problem.device)
         learnt = LearntHead(reader, prefix_reader(problem, name))
         heads[name] = learnt if automaton is None else PatternHead(automaton, reader)

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.lookahead.heads import PatternHead
+from structured_voronoi.lookahead.heads import LearntHead, PatternHead
 from structured_voronoi.lookahead.lookahead import Lookahead, hidden_features, log_factors
 from structured_voronoi.problem.drawing import redraw_by
 from structured_voronoi.problem.problem import Problem
@@ -21,9 +21,10 @@ from structured_voronoi.progress import Tick
 from structured_voronoi.streams import Rng, block_rows, in_blocks, inverse_cdf, widened
 
 ROWS = 256
-"""Texts that are drawn at a time, so that progress is seen."""
+"""Texts that are drawn, or labelled, at a time, so that progress is seen."""
 LIKELY = 64
-"""Next tokens of every prefix whose probabilities are remembered: all others are left out of expectations."""
+"""Next tokens of every prefix whose probabilities are kept, if something is learnt from scores: what is expected at the
+next position is their mean."""
 
 
 class Pilot(NamedTuple):
@@ -34,7 +35,7 @@ class Pilot(NamedTuple):
     likely: Int[Tensor, "text n some"]
     """The most probable tokens at every position."""
     chances: Float[Tensor, "text n some"]
-    """Their probabilities, which sum to 1."""
+    """Their probabilities, as if there were no others."""
     labels: dict[str, Float[Tensor, "text n output"]]
 
 
@@ -43,13 +44,15 @@ def draw_pilot(problem: Problem, lookahead: Lookahead, texts: int, seed: int, ti
     rows = min(ROWS, block_rows(4 * problem.length * len(problem.embeddings), problem.memory))
     levels = Rng(seed, texts, "lookahead pilot", problem.device).uniform(problem.length)
 
+    some = LIKELY if any(isinstance(head, LearntHead) for head in lookahead.heads.values()) else 0
+
     def draw_block(levels: Tensor) -> tuple[Tensor, ...]:
         hidden_states, probabilities, likely, chances = (list[Tensor]() for _ in range(4))
 
         def choose(n: int, log_probs: Tensor, hidden: Tensor | None) -> Tensor:
             hidden_states.append(hidden_features(problem, hidden, len(log_probs)))
             probabilities.append(log_probs.softmax(-1).float())
-            top = probabilities[-1].topk(min(LIKELY, log_probs.shape[-1]))
+            top = probabilities[-1].topk(min(some, log_probs.shape[-1]))
             likely.append(top.indices.int())
             chances.append(top.values / top.values.sum(-1, keepdim=True))
             return inverse_cdf(log_probs, levels[:, n])

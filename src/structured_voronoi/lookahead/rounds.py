@@ -142,7 +142,9 @@ def _refine(lookahead: Lookahead, rounds: list[Round], seed: int) -> Lookahead:
                 *((one.tokens, one.features[k], one.outputs[k], one.labels[k]) for one in rounds), strict=True
             )
         )
-        parameters, generator = list(head.reader.parameters()), torch.Generator().manual_seed(seed)
+        # what was said is remembered as before: these features are of the draws
+        parameters = [parameter for name, parameter in head.reader.named_parameters() if name != "said"]
+        generator = torch.Generator().manual_seed(seed)
         optimiser = torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=0.0)
         sums = [torch.zeros_like(parameter) for parameter in parameters]
         places = (outputs >= 0).nonzero()

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from structured_voronoi.lookahead.heads import Head
-from structured_voronoi.lookahead.pilot import Pilot
+from structured_voronoi.lookahead.pilot import ROWS, Pilot
 
 STEPS, BATCH, LEARNING_RATE, WEIGHT_DECAY = 600, 512, 6e-4, 0.1
 """Of the training of a head; a batch is so many prefixes, each of some text."""
@@ -28,8 +28,6 @@ PASSES, STEPS_PART, RETURNED, SAID_LEARNING_RATE = 15, 1 / 3, 0.2, 3e-3
 what follows; and the learning rate of the memory."""
 LEAST_LABEL = 1e-12
 """Labels below it count as none."""
-ROWS = 256
-"""Texts that are labelled at a time."""
 
 
 def train_head(head: Head, pilot: Pilot, labels: Float[Tensor, "text n output"], live: Tensor, seed: int) -> None:
@@ -77,7 +75,8 @@ def _descend(
             features = all_features[rows, position]
             if memory:
                 is_said = (before < position[:, None]).to(features)
-                features = torch.cat([features, torch.einsum("rn,rnk->rk", is_said, reader.said[tokens[rows]])], dim=-1)
+                said = nn.functional.embedding(tokens[rows], reader.said)
+                features = torch.cat([features, torch.einsum("rn,rnk->rk", is_said, said)], dim=-1)
             logits = reader.at_token(features, position, tokens[rows, position])
             loss = nn.functional.binary_cross_entropy_with_logits(logits, labels[rows, position], reduction="none")
             loss = (loss * weight).mean() * scale

@@ -29,7 +29,7 @@ def fit_guided(target: Controlled, texts: int, seed: int) -> FittedGuided:
 
 def measure_guided(lookahead: Lookahead, target: Controlled, texts: int, seed: int) -> FittedGuided:
     """With a lookahead, of this target or of one like it, that is measured on half as many texts; its moves follow from
-    as many of them as `svs sample` draws."""
+    as many of them as `svs sample` draws where it has the time."""
     problem = bind(target)
     rng = Rng(seed, max(64, texts // 2), "guiding", problem.device)
     log_weight = lookahead.draw(problem, rng.uniform(problem.length)).log_weight
