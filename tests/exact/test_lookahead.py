@@ -33,8 +33,9 @@ from structured_voronoi.lookahead import examples as examples_module
 from structured_voronoi.lookahead import fitting, rounds, training
 from structured_voronoi.lookahead.examples import ENOUGH, Examples, find_examples
 from structured_voronoi.lookahead.heads import PatternHead, Reader, Size
-from structured_voronoi.lookahead.lookahead import REST, Lookahead, check_patterns, factor_names, untrained
+from structured_voronoi.lookahead.lookahead import Lookahead, untrained
 from structured_voronoi.lookahead.pilot import draw_pilot
+from structured_voronoi.lookahead.reading import REST, check_patterns, factor_names
 from structured_voronoi.lookahead.rounds import own_cost, refine_in_rounds, share_of
 from structured_voronoi.lookahead.training import train_head
 from structured_voronoi.problem.problem import Problem, bind

@@ -12,7 +12,8 @@ from torch import Tensor
 
 import structured_voronoi as sv
 from helpers import LEVEL
-from structured_voronoi.lookahead.lookahead import REST, Lookahead, untrained
+from structured_voronoi.lookahead.lookahead import Lookahead, untrained
+from structured_voronoi.lookahead.reading import REST
 from structured_voronoi.metrics.divergence import pooled_chi_square
 from structured_voronoi.problem.problem import bind
 

@@ -13,8 +13,9 @@ from torch import Tensor
 from structured_voronoi.errors import SamplingError, check_count, check_positive
 from structured_voronoi.lookahead.examples import ENOUGH, WANTED, Examples, find_examples
 from structured_voronoi.lookahead.heads import SIZES, Head, LearntHead, PatternHead, Size
-from structured_voronoi.lookahead.lookahead import Lookahead, factor_names, live_positions, untrained
+from structured_voronoi.lookahead.lookahead import Lookahead, untrained
 from structured_voronoi.lookahead.pilot import Pilot, draw_pilot
+from structured_voronoi.lookahead.reading import factor_names, live_positions
 from structured_voronoi.lookahead.rounds import ROUNDS, own_cost, refine_in_rounds
 from structured_voronoi.lookahead.training import LEAST_LABEL, train_head
 from structured_voronoi.problem.drawing import draw_all, log_bound

@@ -17,7 +17,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from structured_voronoi.errors import SamplingError
-from structured_voronoi.lookahead.lookahead import Lookahead, identify
+from structured_voronoi.lookahead.lookahead import Lookahead
+from structured_voronoi.lookahead.reading import identify
 from structured_voronoi.models.folders import cache_folder
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.streams import Rng, in_blocks, widened

@@ -14,39 +14,38 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from structured_voronoi.automata.patterns import CannotCompile, compile_pattern
-from structured_voronoi.automata.vocabulary import TokenAutomaton, can_all_match, token_bytes
-from structured_voronoi.contracts import Pattern, Target
+from structured_voronoi.contracts import Target
 from structured_voronoi.errors import SamplingError, one_line
 from structured_voronoi.lookahead.heads import (
     Head,
     LearntHead,
     PatternHead,
-    Read,
     Reader,
     Size,
     padded_rows,
     token_coordinates,
 )
+from structured_voronoi.lookahead.reading import (
+    feature_width,
+    hidden_features,
+    identify,
+    prefix_reader,
+    sizes_of,
+    token_automaton,
+)
 from structured_voronoi.problem.drawing import (
     check_autoregressive,
-    log_bound,
     redraw_by,
     rows_to_redraw,
-    token_log_probs,
 )
 from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.streams import BLOCK, in_blocks, index_at_level, widened
 
 WEIGHTS, SETTINGS = "lookahead.safetensors", "lookahead.json"
-LEAST_READING = 1e-3
-"""What a control says of a prefix is read as log-odds, up to those of this."""
-REST = "rest"
-"""The name of the only factor of a target that does not list its own."""
 
 
 class Proposal(NamedTuple):
@@ -308,117 +307,8 @@ def untrained(problem: Problem, sizes: dict[str, Size], delta: float, seed: int 
     return Lookahead(heads, delta, identify(problem))
 
 
-def prefix_reader(problem: Problem, name: str) -> Read | None:
-    """What a control says of unfinished texts, as a number around 0; None where it is not to be asked."""
-    if name not in problem.readable:
-        return None
-
-    def read(tokens: Tensor) -> Tensor:
-        if not tokens.shape[1]:  # not every function can read an empty text
-            return torch.zeros(len(tokens), device=tokens.device)
-        share: Tensor = problem.prefix_factor(name, tokens).exp().clamp(max=1.0)
-        return ((share + LEAST_READING) / (1 - share + LEAST_READING)).log().nan_to_num(0.0) / 2
-
-    return read
-
-
-def token_automaton(problem: Problem, name: str) -> TokenAutomaton | None:
-    """The automaton of a factor over this vocabulary; None where it has none, an error where no text can match."""
-    pattern = problem.patterns[name]
-    if not isinstance(pattern, Pattern):
-        made: TokenAutomaton = pattern.automaton(problem.length)
-        return made
-    try:
-        automaton, spelt = compile_pattern(pattern), token_bytes(problem.tokenizer, len(problem.embeddings))
-    except CannotCompile:
-        return None
-    allowed = problem.allowed
-    words = spelt if allowed is None else [word if allowed[i] else b"" for i, word in enumerate(spelt)]
-    compiled = TokenAutomaton.spelt(automaton, words, problem.length, problem.device, problem.padding)
-    if not compiled.is_possible:
-        limit = "" if problem.padding is None else " at most"
-        raise SamplingError(
-            f"no text of {problem.length} tokens{limit} can satisfy {name}; lengthen the text or loosen the control"
-        )
-    return compiled
-
-
-def check_patterns(problem: Problem) -> None:
-    """Refuse a target whose patterns no text of its length can match, each or all, before anything is drawn."""
-    found = {name: token_automaton(problem, name) for name in problem.patterns}
-    compiled = {name: automaton for name, automaton in found.items() if automaton is not None}
-    if len(compiled) > 1 and not can_all_match(list(compiled.values()), problem.length):
-        limit = "" if problem.padding is None else " at most"
-        raise SamplingError(
-            f"no text of {problem.length} tokens{limit} can satisfy all of {', '.join(compiled)}; lengthen the text or "
-            "leave one out"
-        )
-
-
-def factor_names(problem: Problem) -> list[str]:
-    """What a lookahead learns of this target, by name."""
-    if problem.log_factors is None:
-        return [] if problem.normalised else [REST]
-    return list(problem.log_factors(problem.allowed_tokens[:1].expand(1, problem.length)))
-
-
-def log_factors(problem: Problem, tokens: Int[Tensor, "row n"], log_rest: Tensor) -> dict[str, Float[Tensor, " row"]]:
-    """log of every factor W_k ≤ 1 of each text."""
-    if problem.log_factors is None:
-        return {REST: log_rest - log_bound(problem)}
-    factors: dict[str, Tensor] = problem.log_factors(tokens)
-    return factors
-
-
-def live_positions(problem: Problem, tokens: Int[Tensor, "row n"]) -> Bool[Tensor, "row n"]:
-    """All but the padding after the first: nothing is to be learnt of a text that has ended."""
-    is_padding = torch.zeros_like(tokens) if problem.padding is None else (tokens == problem.padding).long()
-    return is_padding.cumsum(-1) - is_padding == 0
-
-
 def _going_rows(problem: Problem, log_probs: Float[Tensor, "row token"]) -> Int[Tensor, " going"]:
     """The rows whose text is not over, in whole blocks."""
     if problem.padding is None:
         return torch.arange(len(log_probs), device=log_probs.device)
     return padded_rows((log_probs[:, problem.padding] < 0).nonzero().squeeze(-1))
-
-
-def feature_width(problem: Problem) -> int:
-    return int(problem.embeddings.shape[1])
-
-
-def hidden_features(problem: Problem, hidden: Tensor | None, rows: int) -> Float[Tensor, "row d"]:
-    """Hidden states as heads read them; zeros where the target has none."""
-    if hidden is None:
-        return torch.zeros(rows, feature_width(problem), device=problem.device)
-    length = hidden.float().norm(dim=-1, keepdim=True).clamp(min=1e-6)
-    features: Tensor = hidden.float() / length * hidden.shape[-1] ** 0.5
-    return features
-
-
-def identify(problem: Problem) -> dict[str, Any]:
-    """What a lookahead depends on, as JSON keeps it; models, weights and classifiers are told apart by what they say
-    of a few texts."""
-    table, rows = problem.embeddings.detach().float(), few_texts(problem)
-    factors = problem.log_factors(rows) if problem.log_factors is not None else {}
-    likely = token_log_probs(problem, rows).sum(-1) if problem.is_autoregressive else rows[:0, 0]
-    return {
-        **sizes_of(problem),
-        "prompt": str(getattr(problem, "prompt", "")),
-        "system message": str(getattr(problem, "system", "")),
-        "stop": [str(stop) for stop in getattr(problem, "stop", ())],
-        "factors": sorted(factor_names(problem)),
-        "model": [f"{value:.3g}" for value in (*table[:: max(1, len(table) // 7), 0][:8], *likely.tolist())],
-        "scores": {name: [f"{value:.3g}" for value in scores.tolist()] for name, scores in sorted(factors.items())},
-    }
-
-
-def sizes_of(problem: Problem) -> dict[str, int]:
-    """What a lookahead must share with a target to be used on it at all."""
-    return {"vocabulary": len(problem.embeddings), "length": problem.length, "width": feature_width(problem)}
-
-
-def few_texts(problem: Problem) -> Int[Tensor, "row n"]:
-    """Texts of no sense by which targets are told apart."""
-    tokens = problem.allowed_tokens
-    return torch.stack([tokens[(torch.arange(problem.length) * step + step) % len(tokens)] for step in (1, 7, 31)])

@@ -14,7 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from structured_voronoi.lookahead.heads import LearntHead, PatternHead
-from structured_voronoi.lookahead.lookahead import Lookahead, hidden_features, log_factors
+from structured_voronoi.lookahead.lookahead import Lookahead
+from structured_voronoi.lookahead.reading import hidden_features, log_factors
 from structured_voronoi.problem.drawing import redraw_by
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.progress import Tick

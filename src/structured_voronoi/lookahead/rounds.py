@@ -18,13 +18,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from structured_voronoi.lookahead.lookahead import (
-    Lookahead,
-    Proposal,
-    hidden_features,
-    live_positions,
-    log_factors,
-)
+from structured_voronoi.lookahead.lookahead import Lookahead, Proposal
+from structured_voronoi.lookahead.reading import hidden_features, live_positions, log_factors
 from structured_voronoi.problem.drawing import redraw_by
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.progress import Tick

@@ -13,7 +13,8 @@ from typing import Any, Self
 import torch
 
 from structured_voronoi.contracts import Chains, Sampler, Start, tune
-from structured_voronoi.lookahead.lookahead import Lookahead, few_texts, identify
+from structured_voronoi.lookahead.lookahead import Lookahead
+from structured_voronoi.lookahead.reading import few_texts, identify
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.run.presets import Plan, Scale, text_sampler
 from structured_voronoi.run.stored import changed, changes, check_storable, describe, pack, unpack

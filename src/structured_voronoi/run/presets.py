@@ -166,7 +166,7 @@ def plan_texts(
     check_sampler_name(name)
     problem, reason, guide = bind(target), None, None
     if problem.has_patterns:
-        from structured_voronoi.lookahead.lookahead import check_patterns
+        from structured_voronoi.lookahead.reading import check_patterns
 
         check_patterns(problem)
     if name == "auto":

@@ -20,7 +20,8 @@ from torch import Tensor
 from structured_voronoi.contracts import Target
 from structured_voronoi.errors import NoBoundError, check_count
 from structured_voronoi.lookahead.kept import kept_lookahead
-from structured_voronoi.lookahead.lookahead import Lookahead, check_patterns
+from structured_voronoi.lookahead.lookahead import Lookahead
+from structured_voronoi.lookahead.reading import check_patterns
 from structured_voronoi.lookahead.rounds import share_of
 from structured_voronoi.metrics.divergence import Interval
 from structured_voronoi.metrics.text import wilson
