@@ -75,8 +75,8 @@ def _descend(
             features = all_features[rows, position]
             if memory:
                 is_said = (before < position[:, None]).to(features)
-                said = nn.functional.embedding(tokens[rows], reader.said)
-                features = torch.cat([features, torch.einsum("rn,rnk->rk", is_said, said)], dim=-1)
+                said = nn.functional.embedding(tokens[rows], reader.said) * is_said[..., None]
+                features = torch.cat([features, said.sum(1)], dim=-1)
             logits = reader.at_token(features, position, tokens[rows, position])
             loss = nn.functional.binary_cross_entropy_with_logits(logits, labels[rows, position], reduction="none")
             loss = (loss * weight).mean() * scale
