@@ -212,6 +212,8 @@ def _picture(measured: list[dict[str, Any]]) -> Figure:
                 for row in found.get("rows", ())
                 if row["method"] == method and "seconds" in row
             )
+            if not points:
+                continue
             line = [point[:2] for point in points if point[2]]
             style = "--" if method in INEXACT else "-"
             axis.plot([rate for rate, _ in line], [cost for _, cost in line], style, color=colour, label=method)
