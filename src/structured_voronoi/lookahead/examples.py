@@ -31,11 +31,6 @@ class Examples(NamedTuple):
     log_mean: float
     """log E_p[W]."""
 
-    @property
-    def effective(self) -> float:
-        """As many texts of equal shares would be worth as much."""
-        return float(1 / (self.share**2).sum())
-
     def cost(self, problem: Problem, lookahead: Lookahead) -> float:
         """(E_π[√w])² / E_p[W]: 1 for a perfect lookahead, infinite for one that cannot draw these texts.
 

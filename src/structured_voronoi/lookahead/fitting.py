@@ -34,8 +34,6 @@ DELTAS = (0.03, 0.1, 0.3)
 lookahead hardly ever draws, its own draws do not show."""
 MANY = 512
 """With fewer texts to learn from, only one δ is tried."""
-MANY_EXAMPLES = 100
-"""With fewer effective ones, heavy weights of what is learnt from scores are hardly seen."""
 PREFIX_SECONDS = 1.5
 """Of a draw for which a control is asked about every prefix, in units of one for which none is."""
 TIMED, LEAST_TEXTS, PILOT_PART = 16, 128, 0.3
@@ -58,7 +56,7 @@ def fit_lookahead(problem: Problem, texts: int, seed: int, progress: bool, secon
         checked = max(LEAST_CHECKED, min(CHECKED, texts // 8))
         levels = Rng(seed, SEARCHED[1] * checked, "lookahead check", problem.device).uniform(problem.length)
         examples = find_examples(problem, levels, SEARCHED[0] * checked, WANTED if seconds is None else ENOUGH)
-        deltas = _deltas(by_size[0], texts, examples)
+        deltas = _deltas(by_size[0], texts)
         candidates = [Lookahead(one.heads, delta, one.identity) for one in by_size for delta in deltas]
         best = _choose(problem, candidates, levels[: 2 * checked], examples)
     has_patterns, has_learnt = (
@@ -85,10 +83,10 @@ def _train_sizes(problem: Problem, texts: int, seed: int, tick: Tick) -> list[Lo
     return by_size
 
 
-def _deltas(lookahead: Lookahead, texts: int, examples: Examples | None) -> tuple[float, ...]:
-    """Those to be tried: the largest where something is learnt from scores, and few examples can judge it."""
-    few = examples is None or examples.effective < MANY_EXAMPLES
-    if few and any(isinstance(head, LearntHead) for head in lookahead.heads.values()):
+def _deltas(lookahead: Lookahead, texts: int) -> tuple[float, ...]:
+    """Those to be tried: only the largest where something is learnt from scores. With less, some hundred proposals do
+    not show the heavy weights that decide how long chains have to be (docs/results/lookahead.md)."""
+    if any(isinstance(head, LearntHead) for head in lookahead.heads.values()):
         return DELTAS[-1:]
     return DELTAS if texts >= MANY else DELTAS[1:2]
 
