@@ -44,7 +44,6 @@ def draw_pilot(problem: Problem, lookahead: Lookahead, texts: int, seed: int, ti
     """Ancestral texts with their hidden states, block by block, so that no more probabilities are kept than fit."""
     rows = min(ROWS, block_rows(4 * problem.length * len(problem.embeddings), problem.memory))
     levels = Rng(seed, texts, "lookahead pilot", problem.device).uniform(problem.length)
-
     some = LIKELY if any(isinstance(head, LearntHead) for head in lookahead.heads.values()) else 0
 
     def draw_block(levels: Tensor) -> tuple[Tensor, ...]:
