@@ -16,7 +16,7 @@ def short_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any lookahead is exact, so that most tests need no good one."""
     from structured_voronoi.lookahead import fitting, rounds, training
 
-    monkeypatch.setattr(training, "STEPS", 150)
+    monkeypatch.setattr(training, "STEPS", {"hidden": 50, "token": 100, "said": 75, "prefix": 100})
     monkeypatch.setattr(training, "PASSES", 2)
     monkeypatch.setattr(fitting, "CHECKED", 32)
     monkeypatch.setattr(rounds, "STEPS", 50)

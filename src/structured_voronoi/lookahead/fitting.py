@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 
@@ -16,7 +17,7 @@ from structured_voronoi.lookahead.heads import SIZES, Head, LearntHead, PatternH
 from structured_voronoi.lookahead.lookahead import Lookahead, untrained
 from structured_voronoi.lookahead.pilot import Pilot, draw_pilot
 from structured_voronoi.lookahead.reading import factor_names, live_positions
-from structured_voronoi.lookahead.rounds import ROUNDS, own_cost, refine_in_rounds
+from structured_voronoi.lookahead.rounds import ROUNDS, refine_in_rounds
 from structured_voronoi.lookahead.training import LEAST_LABEL, train_head
 from structured_voronoi.problem.drawing import draw_all, log_bound
 from structured_voronoi.problem.problem import Problem
@@ -27,13 +28,12 @@ CHECKED, LEAST_CHECKED = 128, 16
 """Texts that every candidate draws to be judged by, where there are no examples; fewer after a small pilot."""
 SEARCHED = (4, 16)
 """Times as many plain texts are searched for examples of the target at first, and in all."""
-FINALISTS = 3
-"""Candidates that draw twice as many."""
-DELTAS = (0.03, 0.1, 0.3)
-"""Shares of the plain model that are tried. With 0.001, intervals of probabilities held the truth too seldom: what a
-lookahead hardly ever draws, its own draws do not show."""
+DELTAS = (0.1, 0.3)
+"""Shares of the plain model that are tried. What a lookahead hardly ever draws, its own draws do not show: with 0.001
+intervals of probabilities held the truth too seldom, and by 0.03 some rare words took five times as long as it said."""
 MANY = 512
-"""With fewer texts to learn from, only one δ is tried."""
+"""With fewer texts to learn from, only one δ is tried; with as many, heads that remember what was said are better than
+those that ask the control about every prefix."""
 PREFIX_SECONDS = 1.5
 """Of a draw for which a control is asked about every prefix, in units of one for which none is."""
 TIMED, LEAST_TEXTS, PILOT_PART = 16, 128, 0.3
@@ -56,15 +56,13 @@ def fit_lookahead(problem: Problem, texts: int, seed: int, progress: bool, secon
         checked = max(LEAST_CHECKED, min(CHECKED, texts // 8))
         levels = Rng(seed, SEARCHED[1] * checked, "lookahead check", problem.device).uniform(problem.length)
         examples = find_examples(problem, levels, SEARCHED[0] * checked, WANTED if seconds is None else ENOUGH)
-        deltas = _deltas(by_size[0], texts)
-        candidates = [Lookahead(one.heads, delta, one.identity) for one in by_size for delta in deltas]
-        best = _choose(problem, candidates, levels[: 2 * checked], examples)
+        best = _choose(problem, by_size, _deltas(by_size[0], texts), levels[: 2 * checked], examples)
     has_patterns, has_learnt = (
         any(isinstance(head, kind) for head in best.heads.values()) for kind in (PatternHead, LearntHead)
     )
     if has_learnt and (has_patterns or examples is None):
         return best  # rounds do not help where both kinds are mixed, and cannot be judged without examples
-    judge = partial(examples.cost, problem) if examples else partial(own_cost, problem, texts // 4, seed)
+    judge = partial(examples.cost, problem) if examples else None
     with progress_bar(ROUNDS, progress, "refining the lookahead") as tick:
         return refine_in_rounds(problem, best, texts // 2, seed, tick, judge, deadline)
 
@@ -72,7 +70,8 @@ def fit_lookahead(problem: Problem, texts: int, seed: int, progress: bool, secon
 def _train_sizes(problem: Problem, texts: int, seed: int, tick: Tick) -> list[Lookahead]:
     """A lookahead with heads of every size, all trained on one pilot."""
     blank = untrained(problem, dict.fromkeys(factor_names(problem), SIZES[0]), DELTAS[0])
-    sizes = [size for size in SIZES if any(size in _possible_sizes(head) for head in blank.heads.values())] or SIZES[:1]
+    tried = SIZES if texts < MANY else SIZES[: SIZES.index("said") + 1]
+    sizes = [size for size in tried if any(size in _possible_sizes(head) for head in blank.heads.values())] or SIZES[:1]
     pilot = draw_pilot(problem, blank, texts, seed, tick)
     _refuse_hopeless(blank, pilot)
     by_size: list[Lookahead] = []
@@ -88,7 +87,7 @@ def _deltas(lookahead: Lookahead, texts: int) -> tuple[float, ...]:
     not show the heavy weights that decide how long chains have to be (docs/results/lookahead.md)."""
     if any(isinstance(head, LearntHead) for head in lookahead.heads.values()):
         return DELTAS[-1:]
-    return DELTAS if texts >= MANY else DELTAS[1:2]
+    return DELTAS if texts >= MANY else DELTAS[:1]
 
 
 def _seconds_of_a_text(problem: Problem, seed: int) -> float:
@@ -101,19 +100,25 @@ def _seconds_of_a_text(problem: Problem, seed: int) -> float:
 
 
 def _choose(
-    problem: Problem, candidates: list[Lookahead], levels: Float[Tensor, "text n"], examples: Examples | None
+    problem: Problem,
+    by_size: list[Lookahead],
+    deltas: tuple[float, ...],
+    levels: Float[Tensor, "text n"],
+    examples: Examples | None,
 ) -> Lookahead:
-    """The candidate whose texts take the least time, by examples of the target or by the weights of its own draws."""
-    if examples is not None:
-        return min(candidates, key=lambda candidate: _seconds(candidate) * examples.cost(problem, candidate))
+    """The size and then the δ whose texts take the least time, by examples of the target or, where there are none, by
+    the weights of draws, of which a δ has twice as many."""
 
-    def judge(texts: int, candidate: Lookahead) -> float:
-        share = perplexity_share(candidate.draw(problem, levels[:texts]).log_weight)
-        return _seconds(candidate) / share if share else math.inf
+    def cost(lookahead: Lookahead, texts: int) -> float:
+        if examples is not None:
+            return _seconds(lookahead) * examples.cost(problem, lookahead)
+        share = perplexity_share(lookahead.draw(problem, levels[:texts]).log_weight)
+        return _seconds(lookahead) / share if share else math.inf
 
-    if len(candidates) > FINALISTS:
-        candidates = sorted(candidates, key=partial(judge, len(levels) // 2))[:FINALISTS]
-    return min(candidates, key=partial(judge, len(levels)))
+    middle = [replace(one, delta=deltas[len(deltas) // 2]) for one in by_size]
+    best = middle[0] if len(middle) == 1 else min(middle, key=lambda one: cost(one, len(levels) // 2))
+    candidates = [replace(best, delta=delta) for delta in deltas]
+    return best if len(candidates) == 1 else min(candidates, key=lambda one: cost(one, len(levels)))
 
 
 def _seconds(lookahead: Lookahead) -> float:
@@ -163,7 +168,8 @@ def _train(
     blank, live = untrained(problem, sizes, DELTAS[0]), live_positions(problem, pilot.tokens).float()
     for name, head in blank.heads.items():
         if (name, sizes[name]) not in known:
+            smaller = [known[name, size] for size in SIZES[: SIZES.index("token") + 1] if (name, size) in known]
             if head.reader.outputs:
-                train_head(head, pilot, pilot.labels[name], live, seed)
+                train_head(head, pilot, pilot.labels[name], live, seed, smaller[-1] if smaller else None)
             known[name, sizes[name]] = head
     return Lookahead({name: known[name, size] for name, size in sizes.items()}, blank.delta, blank.identity)

@@ -23,7 +23,7 @@ from structured_voronoi.models.folders import cache_folder
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.streams import Rng, in_blocks, widened
 
-FITTING = 7
+FITTING = 8
 """Raised when lookaheads are fitted otherwise, so that old ones are not found."""
 MOST_SECONDS = 90.0
 """Seconds that are spent on one: a pilot of a large model has fewer texts."""

@@ -30,6 +30,8 @@ STEPS, BATCH, LEARNING_RATE = 200, 512, 3e-4
 LEAST_SHARE = 0.5
 """Weights are tempered until their effective share is this."""
 LEAST_VALUE = 1e-6
+QUICK = 4
+"""One in so many texts of a round shows whether one is needed at all."""
 CHEAP = 6.0
 """Cost of a lookahead that is good enough: a round takes as long as some hundred texts that follow the target."""
 
@@ -51,33 +53,40 @@ def refine_in_rounds(
     texts: int,
     seed: int,
     tick: Tick,
-    judge: Callable[[Lookahead], float],
+    judge: Callable[[Lookahead], float] | None,
     deadline: float = math.inf,
 ) -> Lookahead:
     """The best lookahead of a few rounds, each of which learns from the draws of the one before.
 
-    The best is that which is judged to cost least. There is no round if that is little already, and none is begun after
-    the deadline.
+    The best is that which costs least, by the judge or, without one, by its draws. There is no round if that is little
+    already, and none is begun after the deadline.
     """
-    best, least, rounds = lookahead, math.inf, []
+    if judge is None and own_cost(problem, texts // QUICK, seed, lookahead) <= CHEAP:
+        return lookahead
+    best, least, rounds = lookahead, math.inf, list[Round]()
     for number in range(ROUNDS + 1):
-        cost = judge(lookahead)
+        rng = Rng(seed, texts, f"lookahead round {number}", problem.device)
+        drawn = draw_round(problem, lookahead, texts, rng) if judge is None else None
+        cost = drawn_cost(drawn.log_weight) if drawn is not None else judge(lookahead)  # type: ignore[misc]
         if not cost < least:
             break
         best, least = lookahead, cost
         if cost <= CHEAP or number == ROUNDS or perf_counter() > deadline:
             break
-        rng = Rng(seed, texts, f"lookahead round {number}", problem.device)
-        rounds.append(draw_round(problem, lookahead, texts, rng))
+        rounds.append(drawn or draw_round(problem, lookahead, texts, rng))
         lookahead = _refine(lookahead, rounds, seed)
         tick(f"cost {cost:.2g} before this round")
     return best
 
 
 def own_cost(problem: Problem, texts: int, seed: int, lookahead: Lookahead) -> float:
-    """(E_π[√w])² / E_p[W], as `Examples.cost`, by its own draws, which do not show what it hardly ever draws."""
+    """What a lookahead costs by so many draws of its own."""
     levels = Rng(seed, max(1, texts), "lookahead cost", problem.device).uniform(problem.length)
-    log_weight = lookahead.draw(problem, levels).log_weight
+    return drawn_cost(lookahead.draw(problem, levels).log_weight)
+
+
+def drawn_cost(log_weight: Float[Tensor, " text"]) -> float:
+    """(E_π[√w])² / E_p[W], as `Examples.cost`, by its own draws, which do not show what it hardly ever draws."""
     sums = [(power * log_weight).logsumexp(0) - math.log(len(log_weight)) for power in (1.0, 1.5)]
     return float((2 * sums[1] - 3 * sums[0]).exp().nan_to_num(nan=math.inf))
 

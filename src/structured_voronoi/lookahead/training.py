@@ -16,39 +16,54 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from structured_voronoi.lookahead.heads import Head
+from structured_voronoi.lookahead.heads import Head, Size
 from structured_voronoi.lookahead.pilot import ROWS, Pilot
 
-STEPS, BATCH, LEARNING_RATE, WEIGHT_DECAY = 600, 512, 6e-4, 0.1
-"""Of the training of a head; a batch is so many prefixes, each of some text."""
+STEPS: dict[Size, int] = {"hidden": 200, "token": 400, "said": 300, "prefix": 400}
+"""Of the training of a head, which begins with what the next smaller one learnt."""
+BATCH, LEARNING_RATE, WEIGHT_DECAY = 512, 6e-4, 0.1
+"""Of every step; a batch is so many prefixes, each of some text."""
 LEAST_STEPS, MOST_PASSES = 100, 40
 """Where the pilot is small, steps end after so many passes through it."""
-PASSES, STEPS_PART, RETURNED, SAID_LEARNING_RATE = 15, 1 / 3, 0.2, 3e-3
-"""Of heads that remember what was said: labels are computed so often, each time for a part of the steps; the share λ of
-what follows; and the learning rate of the memory."""
+PASSES, RETURNED, SAID_LEARNING_RATE = 6, 0.2, 3e-3
+"""Of heads that remember what was said: how often labels are computed and the steps taken; the share λ of what follows;
+and the learning rate of the memory."""
+GATHERED = 32
+"""Steps whose examples are gathered at once."""
 LEAST_LABEL = 1e-12
 """Labels below it count as none."""
 
 
-def train_head(head: Head, pilot: Pilot, labels: Float[Tensor, "text n output"], live: Tensor, seed: int) -> None:
-    """Train a head to the labels of the pilot's prefixes, where its texts were not over."""
-    mean = (labels * live[..., None]).sum(0) / live.sum(0).clamp(min=1)[:, None]
-    head.reader.bias.data = mean.clamp(min=LEAST_LABEL, max=1 - 1e-6).logit()
+def train_head(
+    head: Head,
+    pilot: Pilot,
+    labels: Float[Tensor, "text n output"],
+    live: Float[Tensor, "text n"],
+    seed: int,
+    smaller: Head | None,
+) -> None:
+    """Train a head to the labels of the pilot's prefixes, where its texts were not over.
+
+    It begins with what a smaller one learnt, if there is one.
+    """
+    if smaller is not None:
+        head.reader.begin_from(smaller.reader)
+    else:
+        mean = (labels * live[..., None]).sum(0) / live.sum(0).clamp(min=1)[:, None]
+        head.reader.bias.data = mean.clamp(min=LEAST_LABEL, max=1 - 1e-6).logit()
     if head.reader.size == "position":
         return
     places = live.nonzero()
-    steps = min(STEPS, max(LEAST_STEPS, MOST_PASSES * len(places) // BATCH))
+    steps = min(STEPS[head.reader.size], max(LEAST_STEPS, MOST_PASSES * len(places) // BATCH))
     generator = torch.Generator().manual_seed(seed)
-    if head.reader.size != "said":
+    score = labels[:, -1]
+    for number in range(PASSES if head.reader.size == "said" else 1):
+        labels = labels if not number else _returns(head, pilot, score, live)
         _descend(head, pilot, labels, places, steps, generator)
-    else:
-        score = labels[:, -1]
-        for number in range(PASSES):
-            labels = labels if not number else _returns(head, pilot, score, live)
-            _descend(head, pilot, labels, places, max(1, int(STEPS_PART * steps)), generator)
     head.requires_grad_(False)
 
 
+@torch.enable_grad()
 def _descend(
     head: Head,
     pilot: Pilot,
@@ -62,26 +77,27 @@ def _descend(
     memory = [reader.said] if reader.size == "said" else []
     others = [parameter for name, parameter in reader.named_parameters() if name != "said"]
     groups: list[dict[str, Any]] = [{"params": others}, {"params": memory, "lr": SAID_LEARNING_RATE}]
-    optimiser = torch.optim.AdamW(groups[: 1 + len(memory)], lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+    optimiser = torch.optim.AdamW(groups[: 1 + len(memory)], lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     weight = 1 / labels[tuple(places.T)].mean(0).clamp(min=LEAST_LABEL)
     scale = pilot.hidden.shape[-1] ** -0.5
-    all_features = _features(head, pilot) if reader.size == "prefix" else pilot.hidden
-    before = torch.arange(tokens.shape[1], device=tokens.device)
-    with torch.enable_grad():
-        for _ in range(steps):
-            some = torch.randint(len(places), (BATCH,), generator=generator)
-            rows, position = places[some.to(tokens.device)].unbind(-1)
-            features = all_features[rows, position]
+    features = (_features(head, pilot) if reader.size == "prefix" else pilot.hidden).flatten(0, 1)
+    before, length = torch.arange(tokens.shape[1], device=tokens.device), tokens.shape[1]
+    chosen = torch.randint(len(places), (steps, BATCH), generator=generator).to(tokens.device)
+    for some in torch.split(chosen, GATHERED):  # one gathering for several steps is faster
+        rows, position = places[some.flatten()].T
+        place = rows * length + position
+        parts = [features, tokens.flatten(), labels.flatten(0, 1)]
+        gathered = [position, *(part.index_select(0, place) for part in parts), tokens.index_select(0, rows)]
+        for at, read, token, label, text in zip(*(torch.split(part, BATCH) for part in gathered), strict=True):
             if memory:
-                is_said = (before < position[:, None]).to(features)
-                said = nn.functional.embedding(tokens[rows], reader.said) * is_said[..., None]
-                features = torch.cat([features, said.sum(1)], dim=-1)
-            logits = reader.at_token(features, position, tokens[rows, position])
-            loss = nn.functional.binary_cross_entropy_with_logits(logits, labels[rows, position], reduction="none")
-            loss = (loss * weight).mean() * scale
+                is_said = (before < at[:, None]).to(read)
+                said = nn.functional.embedding(text, reader.said) * is_said[..., None]
+                read = torch.cat([read, said.sum(1)], dim=-1)
+            logits = reader.at_token(read, at, token)
+            loss = nn.functional.binary_cross_entropy_with_logits(logits, label, reduction="none")
             optimiser.zero_grad(set_to_none=True)
-            loss.backward()
+            torch.autograd.backward((loss * weight).mean() * scale)
             nn.utils.clip_grad_norm_(reader.parameters(), 1.0)
             optimiser.step()
             schedule.step()

@@ -50,7 +50,7 @@ LOOKAHEAD_TEXTS, LOOKAHEAD_SEED = 2048, 0
 """Of the pilot that a lookahead learns from; its seed is not the run's, so that runs with other seeds find it kept."""
 FITTED = 2.0
 """Texts that fitting a lookahead draws for each of those that it learns from."""
-TRAINING_SECONDS = 18.0
+TRAINING_SECONDS = 12.0
 """Of a lookahead, besides its texts; a rough guess, to see whether rejection would be done sooner."""
 CHECKED, WAVE, LEAST_SECONDS = 128, 32, 10.0
 """Of the pilot: tries of rejection, or draws of a lookahead, how many of them are drawn and timed at a time, and the
