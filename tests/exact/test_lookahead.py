@@ -494,7 +494,7 @@ def test_passes_label_prefixes_by_what_is_expected_next() -> None:
 def test_logits_of_some_tokens_are_those_of_all() -> None:
     """Both ways of computing them, which differ in speed."""
     coordinates = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
-    reader, (level, slope) = Reader(3, 2, 1, 1, coordinates, "token"), (torch.randn(6), torch.randn(6, 4))
+    reader, (level, slope) = Reader(3, 2, 1, coordinates, "token"), (torch.randn(6), torch.randn(6, 4))
     for count in (3, 20):
         tokens = torch.randint(50, (6, count), generator=torch.Generator().manual_seed(1))
         expected = reader.logits(level, slope, None).gather(-1, tokens)

@@ -28,34 +28,28 @@ RANK = 64
 """Coordinates of a token."""
 SAID, SAID_SCALE = 16, 0.3
 """Numbers by which a token is remembered: its first coordinates to begin with, made as small as this."""
-FEW = 16
-"""One in so many tokens is few."""
 _COORDINATES: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """Those of every table of embeddings that is still in use."""
 
 
 class Reader(nn.Module):
-    """Logits of ``outputs`` numbers for (hidden state, position, next token): a + u·e_v, linear in the hidden state.
-
-    Only the first ``sloped`` ones have a u: where few tokens lead to what an output tells of, it has nothing to tell
-    apart.
-    """
+    """Logits of ``outputs`` numbers for (hidden state, position, next token): a + u·e_v, linear in the hidden state."""
 
     coordinates: Tensor
 
     def __init__(
-        self, width: int, length: int, outputs: int, sloped: int, coordinates: Float[Tensor, "token r"], size: Size
+        self, width: int, length: int, outputs: int, coordinates: Float[Tensor, "token r"], size: Size
     ) -> None:
         super().__init__()
-        self.size, self.outputs, self.sloped, rank = size, outputs, sloped, coordinates.shape[1]
+        self.size, self.outputs, rank = size, outputs, coordinates.shape[1]
         self.register_buffer("coordinates", coordinates)
         self.bias = nn.Parameter(torch.zeros(length, outputs))
-        self.slope_bias = nn.Parameter(torch.zeros(length, sloped, rank))
+        self.slope_bias = nn.Parameter(torch.zeros(length, outputs, rank))
         if size == "said":
             self.said = nn.Parameter(SAID_SCALE * coordinates[:, :SAID])
         width += {"said": min(SAID, rank), "prefix": 1}.get(size, 0)
         self.level = nn.Parameter(torch.zeros(outputs, width))
-        self.slope = nn.Parameter(torch.zeros(sloped * rank, width))
+        self.slope = nn.Parameter(torch.zeros(outputs * rank, width))
 
     def begin_from(self, smaller: Reader) -> None:
         """Take over what a reader learnt that looks at less."""
@@ -66,7 +60,7 @@ class Reader(nn.Module):
 
     def parts(
         self, hidden: Float[Tensor, "row d"], position: Int[Tensor, " row"]
-    ) -> tuple[Float[Tensor, "row output"], Float[Tensor, "row sloped r"] | None]:
+    ) -> tuple[Float[Tensor, "row output"], Float[Tensor, "row output r"] | None]:
         """a and u of each row; no u where the next token is not looked at."""
         level = nn.functional.embedding(position, self.bias)  # its gradient has the same bits on any number of threads
         if self.size == "position":
@@ -84,8 +78,7 @@ class Reader(nn.Module):
         if slope is None:
             return level
         tokens: Tensor = self.coordinates[token]
-        of_token = (slope * tokens[:, None]).sum(-1)  # many small products are slower
-        return torch.cat([level[:, : self.sloped] + of_token, level[:, self.sloped :]], dim=-1)
+        return level + (slope * tokens[:, None]).sum(-1)  # many small products are slower
 
     def logits(
         self, level: Float[Tensor, " row"], slope: Float[Tensor, "row r"] | None, tokens: Int[Tensor, " some"] | None
@@ -116,10 +109,9 @@ class PatternHead(nn.Module):
     def __init__(self, automaton: TokenAutomaton, reader: Reader) -> None:
         super().__init__()
         self.automaton, self.reader = automaton, reader
-        self.live = _by_tokens(automaton)
-        """The states of which the reader's outputs tell, in their order."""
-        self.output_of = torch.full((len(automaton.accepting),), -1, device=self.live.device)
-        self.output_of[self.live] = torch.arange(len(self.live), device=self.live.device)
+        live = automaton.live
+        self.output_of = torch.full((len(automaton.accepting),), -1, device=live.device)
+        self.output_of[live] = torch.arange(len(live), device=live.device)
         usual = automaton.next.mode(0).values
         """The state that each token leads to from most states: what a text ends with often decides it."""
         self.usual = _tokens_by_state(usual)
@@ -168,32 +160,7 @@ class PatternHead(nn.Module):
         if output < 0 or not self.automaton.reachable[left, target]:
             settled = self.automaton.satisfied[target] & self.automaton.reachable[left, target]
             return settled.to(level).expand(len(level), len(tokens))
-        of_tokens = slope[:, output] if slope is not None and output < self.reader.sloped else None
-        return logistic(self.reader.logits(level[:, output], of_tokens, tokens))
-
-
-def sloped_outputs(automaton: TokenAutomaton, rank: int) -> int:
-    """How many live states more tokens lead to than a token has coordinates, or than a few of those that move."""
-    few = int(_moving(automaton).sum()) // FEW
-    return int((_tokens_to(automaton) > min(rank, few)).sum())
-
-
-def _by_tokens(automaton: TokenAutomaton) -> Int[Tensor, " live"]:
-    """Live states, those that the most tokens lead to first."""
-    return automaton.live[_tokens_to(automaton).argsort(descending=True, stable=True)]
-
-
-def _tokens_to(automaton: TokenAutomaton) -> Int[Tensor, " live"]:
-    """How many tokens lead to each live state, from the state from which the most do."""
-    states = len(automaton.next)
-    here = torch.arange(states, device=automaton.next.device)[:, None]
-    moves = (automaton.next.long() + states * here)[:, _moving(automaton)]
-    return moves.flatten().bincount(minlength=states**2).view(states, states).amax(0)[automaton.live]
-
-
-def _moving(automaton: TokenAutomaton) -> Bool[Tensor, " token"]:
-    """The tokens that change the state, at least from some."""
-    return (automaton.next != torch.arange(len(automaton.next), device=automaton.next.device)[:, None]).any(0)
+        return logistic(self.reader.logits(level[:, output], None if slope is None else slope[:, output], tokens))
 
 
 def _tokens_by_state(

@@ -27,7 +27,6 @@ from structured_voronoi.lookahead.heads import (
     Reader,
     Size,
     padded_rows,
-    sloped_outputs,
     token_coordinates,
 )
 from structured_voronoi.lookahead.reading import (
@@ -295,11 +294,10 @@ def untrained(problem: Problem, sizes: dict[str, Size], delta: float, seed: int 
     heads: dict[str, Head] = {}
     for name, size in sizes.items():
         automaton = token_automaton(problem, name) if name in problem.patterns else None
-        rank, width = coordinates.shape[1], feature_width(problem)
-        outputs, sloped = (1, 1) if automaton is None else (len(automaton.live), sloped_outputs(automaton, rank))
+        outputs = 1 if automaton is None else len(automaton.live)
         if automaton is not None and size in ("said", "prefix"):
             size = "token"  # its state is all that a pattern needs to know of what was said
-        reader = Reader(width, problem.length, outputs, sloped, coordinates, size).to(problem.device)
+        reader = Reader(feature_width(problem), problem.length, outputs, coordinates, size).to(problem.device)
         learnt = LearntHead(reader, prefix_reader(problem, name))
         heads[name] = learnt if automaton is None else PatternHead(automaton, reader)
     if seed is not None:

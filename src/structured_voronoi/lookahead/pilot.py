@@ -76,7 +76,7 @@ def draw_pilot(problem: Problem, lookahead: Lookahead, texts: int, seed: int, ti
 
 def _dense_labels(head: PatternHead, probabilities: list[Tensor]) -> Float[Tensor, "text n output"]:
     """r_{n+1} of every live state at every position n, from the end of the text backwards."""
-    automaton, live = head.automaton, head.live
+    automaton, live = head.automaton, head.automaton.live
     following, kind = torch.unique(automaton.next, dim=1, return_inverse=True)  # tokens that do the same everywhere
     following = following[live].long()
     chance = automaton.accepting.float().expand(len(probabilities[0]), -1)  # of every state, at the end
