@@ -19,7 +19,7 @@ from structured_voronoi.lookahead.lookahead import Lookahead
 from structured_voronoi.lookahead.rounds import share_of
 from structured_voronoi.metrics.divergence import pooled_chi_square
 from structured_voronoi.problem import drawing
-from structured_voronoi.run import choice
+from structured_voronoi.run import choice, pilots
 from structured_voronoi.run import guided_moves as guided_moves_module
 from structured_voronoi.run.guided_moves import guided_moves, leftover
 from structured_voronoi.run.presets import plan_texts
@@ -100,14 +100,14 @@ def test_rare_controls_are_guided_by_a_lookahead_that_is_kept(monkeypatch: pytes
 
 def test_a_pilot_is_kept_with_its_lookahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second run draws no pilot; one that is damaged is drawn anew."""
-    plan, draw = plan_texts(rare(), count=1000), choice._draw_in_waves
+    plan, draw = plan_texts(rare(), count=1000), pilots.draw_in_waves
     drawn: list[range] = []
 
-    def count(problem: Any, weigh: Any, numbers: range, seed: int) -> choice.Draws:
+    def count(problem: Any, weigh: Any, numbers: range, seed: int) -> pilots.Draws:
         drawn.append(numbers)
         return draw(problem, weigh, numbers, seed)
 
-    monkeypatch.setattr(choice, "_draw_in_waves", count)
+    monkeypatch.setattr(pilots, "draw_in_waves", count)
     for name in ("auto", "guided"):
         again = plan_texts(rare(), name, count=1000)
         assert not drawn
@@ -198,8 +198,8 @@ def test_what_nothing_leads_to_is_given_up_after_the_tries(monkeypatch: pytest.M
     """With their number and the bound that follows; no lookahead is fitted, and no start is looked for."""
     refuse_fits(monkeypatch)
     monkeypatch.setattr(choice, "_offer_of_svs", None)
-    monkeypatch.setattr(choice, "LEAST_TRIES", 64)
-    monkeypatch.setattr(choice, "LEAST_SECONDS", math.inf)
+    monkeypatch.setattr(pilots, "LEAST_TRIES", 64)
+    monkeypatch.setattr(pilots, "LEAST_SECONDS", math.inf)
     monkeypatch.setattr(choice, "PART", 0.0)
     said = r"none of 128 texts of the model satisfied never, so that at most 1 in 43 does \(95 %\), .*; loosen it, give"
     for controls in ([never()], [Second(0.0), never()], [Predicate.keyword("the"), never()]):
@@ -210,24 +210,24 @@ def test_what_nothing_leads_to_is_given_up_after_the_tries(monkeypatch: pytest.M
 def test_what_others_may_lead_to_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rare word may be met first, and a few tries in vain say little: all samplers are asked."""
     monkeypatch.setattr(drawing, "RELAXED_TRIES", 20)
-    monkeypatch.setattr(choice, "LEAST_TRIES", 64)
+    monkeypatch.setattr(pilots, "LEAST_TRIES", 64)
     said = r"no sampler found .*guided not possible \(never was satisfied by none of 128.*no start found\); loosen"
     with pytest.raises(NoStartError, match=said):
         plan_texts(under(Predicate.keyword("excellent"), never(), length=3))
-    monkeypatch.setattr(choice, "LEAST_TRIES", math.inf)
+    monkeypatch.setattr(pilots, "LEAST_TRIES", math.inf)
     with pytest.raises(NoStartError, match=said):
         plan_texts(under(never(), length=3))
 
 
 def test_what_a_pilot_never_saw_may_still_have_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tries find nothing and the lookahead refuses, but chains have a start."""
-    from structured_voronoi.run.choice import Draws
+    from structured_voronoi.run.pilots import Draws
 
     def fit(*arguments: Any, **settings: Any) -> Lookahead:
         raise sv.SamplingError("nothing can be learnt; do something else")
 
     monkeypatch.setattr(Lookahead, "fit", fit)
-    monkeypatch.setattr(choice, "_draw_tries", lambda *_, **__: Draws(np.full(64, -math.inf), 1e-3))
+    monkeypatch.setattr(choice, "draw_tries", lambda *_, **__: Draws(np.full(64, -math.inf), 1e-3))
     plan = plan_texts(under(Predicate.keyword("the"), length=6), warmup=1)
     assert plan.name == "svs+refresh"
     assert "guided not possible (nothing can be learnt)" in (plan.reason or "")

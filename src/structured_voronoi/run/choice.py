@@ -16,34 +16,30 @@ first serves those after which its draws are worth enough; texts are exact with 
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
-import os
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
-import numpy as np
-import torch
-from jaxtyping import Float, Int
-from numpy import ndarray
-from torch import Tensor
-
 from structured_voronoi.contracts import Chains, tune
 from structured_voronoi.errors import NoBoundError, NoStartError, SamplingError
 from structured_voronoi.lookahead.kept import MOST_SECONDS, find_kept, fit_to_keep, kept_folder
 from structured_voronoi.lookahead.lookahead import Lookahead
-from structured_voronoi.lookahead.rounds import share_of
 from structured_voronoi.problem.drawing import ENDLESS, ancestral_draw, count_ended, log_bound, refuse_endless
 from structured_voronoi.problem.problem import Problem
-from structured_voronoi.progress import progress_bar, show_note
+from structured_voronoi.progress import progress_bar
 from structured_voronoi.run.guided_moves import BEST, guided_moves, leftover
+from structured_voronoi.run.pilots import (
+    MOST_CHECKED,
+    Draws,
+    draw_guided,
+    draw_tries,
+    find_note,
+    keep_note,
+)
 from structured_voronoi.run.presets import Scale, text_sampler, total_steps
 from structured_voronoi.samplers.guided import Guided
-from structured_voronoi.samplers.rejection import LEAST_TRIES, Rejection
 from structured_voronoi.streams import Rng
 
 LOOKAHEAD_TEXTS, LOOKAHEAD_SEED = 2048, 0
@@ -52,47 +48,15 @@ FITTED = 2.0
 """Texts that fitting a lookahead draws for each of those that it learns from."""
 TRAINING_SECONDS = 12.0
 """Of a lookahead, besides its texts; a rough guess, to see whether rejection would be done sooner."""
-CHECKED, WAVE, LEAST_SECONDS = 128, 32, 10.0
-"""Of the pilot: tries of rejection, or draws of a lookahead, how many of them are drawn and timed at a time, and the
-seconds after which fewer must do."""
-ENOUGH, PART = 4.0, 0.25
-"""Accepted tries that suffice; fewer are waited for as long as tries take this part of fitting a lookahead."""
+PART = 0.25
+"""Accepted tries are waited for as long as tries take this part of fitting a lookahead."""
+UNSURE = 4.0
+"""With fewer effective texts a check of a lookahead says little, though there were as many as possible: svs+refresh is
+tried, too."""
 PILOT_CHAINS, PILOT_STEPS = 8, 2
 """Of the pilot of svs+refresh."""
-UNSURE, MOST_CHECKED = 4.0, 512
-"""With fewer effective texts a check of a lookahead says little: more are drawn, and svs+refresh is tried, too."""
 SHARED = 0.1
 """The effective share that the lookahead of one prompt must have after another to be used there."""
-OFTEN, DOUBT = 0.1, 0.05
-"""Controls that so many texts of the model satisfy are met by chance; how sure a bound on the share of others is."""
-
-
-class Draws(NamedTuple):
-    """Texts of a pilot, of the model or of a lookahead."""
-
-    log_weight: Float[ndarray, " text"]
-    """log of W or of p W / q: the mean of either is E_p[W], the share of tries that rejection accepts."""
-    seconds: float
-    """Of one text, in the fastest wave: other programs disturbed that least."""
-
-    def joined(self, other: Draws) -> Draws:
-        return Draws(np.concatenate([self.log_weight, other.log_weight]), min(self.seconds, other.seconds))
-
-    @property
-    def texts(self) -> int:
-        return len(self.log_weight)
-
-    @property
-    def mean(self) -> float:
-        return float(np.exp(self.log_weight).mean())
-
-    @property
-    def share(self) -> float:
-        return share_of(torch.from_numpy(self.log_weight))
-
-    @property
-    def effective(self) -> float:
-        return self.share * self.texts
 
 
 class Guide(NamedTuple):
@@ -152,7 +116,8 @@ def choose_sampler(
         log_bound(problem)
         home = kept_folder(problem, LOOKAHEAD_TEXTS, LOOKAHEAD_SEED)
         kept = find_kept(problem, home)
-        tries = _noted(home, "tries") or _draw_tries(problem, seed, kept is None and other is None, progress)
+        patience = _patience if kept is None and other is None else None
+        tries = find_note(home, "tries") or draw_tries(problem, seed, progress, patience)
     except NoBoundError as error:
         return Choice("svs+refresh", f"svs+refresh, because {_cause(error)}")
 
@@ -167,7 +132,7 @@ def choose_sampler(
     guide, offers = None, {}
     try:
         guide = _make_guide(problem, home, kept, count, other, seed, progress)
-        _note(home, "tries", tries)
+        keep_note(home, "tries", tries)
         offers["guided"] = _offer_of_guided(guide, warmup, thin)
     except SamplingError as error:
         offers["guided"] = Offer(math.inf, _cause(error))
@@ -262,7 +227,7 @@ def _make_guide(
     log_bound(problem)
     if kept is None and other is not None:
         lookahead = other.adopted(problem)
-        draws = _draw_guided(problem, lookahead, seed)
+        draws = draw_guided(problem, lookahead, seed)
         if (
             draws.share >= SHARED
             and count * (math.prod(guided_moves(draws.log_weight)) - BEST) <= FITTED * LOOKAHEAD_TEXTS
@@ -271,103 +236,21 @@ def _make_guide(
     began = perf_counter()
     lookahead = kept or fit_to_keep(problem, home, LOOKAHEAD_TEXTS, LOOKAHEAD_SEED, progress)
     origin = "was kept" if kept else f"took {perf_counter() - began:.1f} s and is kept"
-    noted = _noted(home, "guided")
-    draws = noted or _draw_guided(problem, lookahead, seed)
+    noted = find_note(home, "guided")
+    draws = noted or draw_guided(problem, lookahead, seed)
     if noted is None:
-        _note(home, "guided", draws)
+        keep_note(home, "guided", draws)
     return Guide(lookahead, origin, draws)
 
 
-def _draw_guided(problem: Problem, lookahead: Lookahead, seed: int) -> Draws:
-    """Draws of a lookahead: as many as show its heavy weights, or as there is time for."""
-    bound = log_bound(problem)
-
-    def weigh(rng: Rng) -> Tensor:
-        return lookahead.draw(problem, rng.uniform(problem.length)).log_weight - bound
-
-    draws = _draw_in_waves(problem, weigh, range(WAVE), seed)
-    while draws.texts * draws.seconds < LEAST_SECONDS and draws.texts < MOST_CHECKED:
-        draws = draws.joined(_draw_in_waves(problem, weigh, range(draws.texts, 2 * draws.texts), seed))
-    return draws
-
-
-def _note(home: Path, name: str, draws: Draws) -> None:
-    """Keep the weights of a pilot with a kept lookahead; a folder that cannot be written is done without."""
-    weights = [weight if math.isfinite(weight) else None for weight in draws.log_weight.tolist()]
-    unfinished = home / f"{name}.{os.getpid()}"
-    with contextlib.suppress(OSError):
-        unfinished.write_text(json.dumps({"log_weight": weights, "seconds": draws.seconds}), encoding="utf-8")
-        os.replace(unfinished, home / f"{name}.json")
-
-
-def _noted(home: Path, name: str) -> Draws | None:
-    """A pilot that was kept; none where there is none or it is damaged."""
-    try:
-        kept = json.loads((home / f"{name}.json").read_text(encoding="utf-8"))
-        weights = [-math.inf if weight is None else float(weight) for weight in kept["log_weight"]]
-        return Draws(np.array(weights), float(kept["seconds"])) if weights else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _draw_tries(problem: Problem, seed: int, may_fit: bool, progress: bool) -> Draws:
-    """Tries of rejection: more and more, if a lookahead may have to be fitted, until enough of them are accepted."""
-    texts: list[Tensor] = []
-
-    def weigh(rng: Rng) -> Tensor:
-        tried = Rejection().tries(problem, rng, torch.zeros_like(rng.chains))
-        texts.append(tried.tokens)
-        return tried.log_chance
-
-    with progress_bar(1, progress, "trying rejection"):
-        tries = _draw_in_waves(problem, weigh, range(WAVE), seed)
-        while (tries.texts < CHECKED and tries.texts * tries.seconds < LEAST_SECONDS) or (
-            may_fit
-            and tries.mean * tries.texts < ENOUGH
-            and tries.texts * tries.seconds < PART * _fitting_seconds(tries)
-        ):
-            show_note(f"{tries.mean * tries.texts:.2g} of {tries.texts} tries accepted")
-            tries = tries.joined(_draw_in_waves(problem, weigh, range(tries.texts, 2 * tries.texts), seed))
-    if may_fit and tries.texts >= LEAST_TRIES and not np.isfinite(tries.log_weight).any():
-        _refuse_hopeless(problem, texts)
-    return tries
-
-
-def _refuse_hopeless(problem: Problem, waves: list[Int[Tensor, "text n"]]) -> None:
-    """Give up on what none of these texts of the model satisfies, if nothing leads there.
-
-    A lookahead learns from texts that satisfy a factor, or from its pattern. Chains look for a start by meeting one
-    factor after the other, which does not help where the others are met anyway.
-    """
-    if problem.log_factors is None:
-        return
-    answers = [problem.log_factors(texts) for texts in waves]
-    possible = {name: torch.cat([answer[name].isfinite() for answer in answers]) for name in answers[0]}
-    unmet = [name for name in possible if name not in problem.patterns and not possible[name].any()]
-    others = [possible[name].float() for name in possible if name not in unmet]
-    texts = sum(map(len, waves))
-    if unmet and (not others or float(torch.stack(others).prod(0).mean()) >= OFTEN):
-        raise NoStartError(
-            f"none of {texts:,} texts of the model satisfied {' or '.join(unmet)}, so that at most 1 in "
-            f"{texts / -math.log(DOUBT):,.0f} does (95 %), and it is no pattern that would lead there; loosen it, give "
-            "a prompt after which it is likelier, write it as a keyword or regex, or wait longer with --sampler "
-            "rejection --patience SECONDS"
-        )
+def _patience(tries: Draws) -> float:
+    """Seconds that are spent on tries before a lookahead is fitted."""
+    return PART * _fitting_seconds(tries)
 
 
 def _fitting_seconds(tries: Draws) -> float:
     """Of a lookahead, guessed from the speed of tries: to choose among candidates takes as many texts again."""
     return min(FITTED * tries.seconds * LOOKAHEAD_TEXTS + TRAINING_SECONDS, MOST_SECONDS)
-
-
-def _draw_in_waves(problem: Problem, weigh: Callable[[Rng], Tensor], numbers: range, seed: int) -> Draws:
-    parts, seconds = [], math.inf
-    for begin in numbers[::WAVE]:
-        rng, began = Rng(seed, range(begin, begin + WAVE), "choice", problem.device), perf_counter()
-        log_weight = weigh(rng).cpu().double()
-        seconds = min(seconds, (perf_counter() - began) / WAVE)
-        parts.append(torch.where(log_weight.isfinite(), log_weight, -math.inf).numpy())
-    return Draws(np.concatenate(parts), seconds)
 
 
 def _over(cost: float, share: float) -> float:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 from structured_voronoi.lookahead.lookahead import Lookahead
 from structured_voronoi.lookahead.rounds import share_of
 from structured_voronoi.problem.problem import bind
-from structured_voronoi.run.choice import MOST_CHECKED
 from structured_voronoi.run.guided_moves import guided_moves
+from structured_voronoi.run.pilots import MOST_CHECKED
 from structured_voronoi.samplers.guided import Guided
 from structured_voronoi.streams import Rng
 from structured_voronoi.targets.controlled import Controlled
