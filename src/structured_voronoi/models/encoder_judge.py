@@ -15,7 +15,6 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from structured_voronoi.errors import SamplingError, one_line
 from structured_voronoi.metrics.classification import classification_report
@@ -42,8 +41,6 @@ class EncoderRecipe:
     epochs: float = 3.0
     batch: int = 32
     learning_rate: float = 1e-4
-    memory: float = 0.998
-    """By which the parameters are averaged over the steps: single steps at the end are at random."""
     longest: int = 64
     """Tokens of a text that are read."""
     seed: int = 1
@@ -80,8 +77,7 @@ class EncoderJudge:
         classes = torch.tensor([names.index(label) for label in labels])
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimiser = torch.optim.AdamW(trained, lr=recipe.learning_rate, weight_decay=0.01)
-        steps, average = recipe.steps(len(rows)), get_ema_multi_avg_fn(recipe.memory)  # type: ignore[no-untyped-call]
-        averaged = AveragedModel(model, multi_avg_fn=average)
+        steps = recipe.steps(len(rows))
         for step, chosen in zip(range(steps), _batches(rows, recipe), strict=False):
             warm = min(1.0, (step + 1) / (0.06 * steps))
             optimiser.param_groups[0]["lr"] = recipe.learning_rate * warm * (1 - step / steps)
@@ -89,8 +85,7 @@ class EncoderJudge:
                 logits = _logits(model, [rows[row] for row in chosen])
             loss = nn.functional.cross_entropy(logits.float(), classes[chosen])
             tick(descend(loss, model, optimiser), 1)
-            averaged.update_parameters(model)
-        return cls(averaged.module, tokenizer, recipe.longest)
+        return cls(model, tokenizer, recipe.longest)
 
     @torch.no_grad()
     def predict(self, texts: list[str]) -> list[str]:
