@@ -21,7 +21,7 @@ which show heavier weights, it was up to three times as much (docs/results/looka
 LEAST_CHOICES, MOST_CHOICES, MOST_TRIES = 3, 100, 64
 """How often a guided text is chosen: at the start, in a step of warm-up and in the last step, or more often; and among
 how many at most."""
-CALL = 8
+CALL = 2
 """What choosing once more costs besides, in texts: one more pass from the first token to the last."""
 BEST = 21
 """Texts that a guided one costs if all weights are equal."""
