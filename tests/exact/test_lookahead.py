@@ -394,8 +394,9 @@ def test_rounds_keep_the_better_lookahead_and_leave_the_first_as_it_is(monkeypat
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
     assert examples.cost(target, refined) < examples.cost(target, first)
     monkeypatch.setattr(rounds, "_refine", lambda *_: first)
-    again = refine_in_rounds(target, refined, 64, 1, lambda *_: None, partial(examples.cost, target))
-    assert again is refined  # what is worse is dropped
+    for judge in (partial(examples.cost, target), None):
+        again = refine_in_rounds(target, refined, 64, 1, lambda *_: None, judge)
+        assert again is refined  # what is worse is dropped
 
 
 @pytest.mark.parametrize(
@@ -413,13 +414,13 @@ def test_rounds_keep_the_better_lookahead_and_leave_the_first_as_it_is(monkeypat
 def test_which_lookaheads_are_refined(
     controls: list[str], cheap: float, enough: float, is_refined: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target, drawn = Listed(small_model(4), {one: w for name in controls for one, w in CONTROLS[name]().items()}), []
-    draw = rounds.draw_round
-    monkeypatch.setattr(rounds, "draw_round", lambda *given: drawn.append(1) or draw(*given))
+    target, done = Listed(small_model(4), {one: w for name in controls for one, w in CONTROLS[name]().items()}), []
+    refine = rounds._refine
+    monkeypatch.setattr(rounds, "_refine", lambda *given: done.append(1) or refine(*given))
     monkeypatch.setattr(rounds, "CHEAP", cheap)
     monkeypatch.setattr(examples_module, "ENOUGH", enough)
     found = Lookahead.fit(target, texts=64, seed=SEED, progress=False)
-    assert bool(drawn) == is_refined
+    assert bool(done) == is_refined
     if controls == ["black box"] and enough:
         assert found.delta == fitting.DELTAS[-1]
 

@@ -25,12 +25,13 @@ from structured_voronoi.progress import Tick, progress_bar
 from structured_voronoi.streams import Rng
 
 CHECKED, LEAST_CHECKED = 128, 16
-"""Texts that every candidate draws to be judged by, where there are no examples; fewer after a small pilot."""
+"""Texts that a size draws to be judged by, where there are no examples; fewer after a small pilot."""
 SEARCHED = (4, 16)
 """Times as many plain texts are searched for examples of the target at first, and in all."""
 DELTAS = (0.1, 0.3)
 """Shares of the plain model that are tried. What a lookahead hardly ever draws, its own draws do not show: with 0.001
-intervals of probabilities held the truth too seldom, and by 0.03 some rare words took five times as long as it said."""
+intervals of probabilities held the truth too seldom, and with 0.03 rare words took up to five times as many
+evaluations as its draws said."""
 MANY = 512
 """With fewer texts to learn from, only one δ is tried; with as many, heads that remember what was said are better than
 those that ask the control about every prefix."""
@@ -64,11 +65,11 @@ def fit_lookahead(problem: Problem, texts: int, seed: int, progress: bool, secon
         return best  # rounds do not help where both kinds are mixed, and cannot be judged without examples
     judge = partial(examples.cost, problem) if examples else None
     with progress_bar(ROUNDS, progress, "refining the lookahead") as tick:
-        return refine_in_rounds(problem, best, texts // 2, seed, tick, judge, deadline)
+        return refine_in_rounds(problem, best, max(1, texts // 2), seed, tick, judge, deadline)
 
 
 def _train_sizes(problem: Problem, texts: int, seed: int, tick: Tick) -> list[Lookahead]:
-    """A lookahead with heads of every size, all trained on one pilot."""
+    """A lookahead with heads of every size that is tried, all trained on one pilot."""
     blank = untrained(problem, dict.fromkeys(factor_names(problem), SIZES[0]), DELTAS[0])
     tried = SIZES if texts < MANY else SIZES[: SIZES.index("said") + 1]
     sizes = [size for size in tried if any(size in _possible_sizes(head) for head in blank.heads.values())] or SIZES[:1]
@@ -115,8 +116,8 @@ def _choose(
         share = perplexity_share(lookahead.draw(problem, levels[:texts]).log_weight)
         return _seconds(lookahead) / share if share else math.inf
 
-    middle = [replace(one, delta=deltas[len(deltas) // 2]) for one in by_size]
-    best = middle[0] if len(middle) == 1 else min(middle, key=lambda one: cost(one, len(levels) // 2))
+    sizes = [replace(one, delta=deltas[0]) for one in by_size]  # the least δ tells them apart best
+    best = sizes[0] if len(sizes) == 1 else min(sizes, key=lambda one: cost(one, len(levels) // 2))
     candidates = [replace(best, delta=delta) for delta in deltas]
     return best if len(candidates) == 1 else min(candidates, key=lambda one: cost(one, len(levels)))
 
@@ -168,6 +169,7 @@ def _train(
     blank, live = untrained(problem, sizes, DELTAS[0]), live_positions(problem, pilot.tokens).float()
     for name, head in blank.heads.items():
         if (name, sizes[name]) not in known:
+            # what was said and what the control says are other features: neither goes on from the other
             smaller = [known[name, size] for size in SIZES[: SIZES.index("token") + 1] if (name, size) in known]
             if head.reader.outputs:
                 train_head(head, pilot, pilot.labels[name], live, seed, smaller[-1] if smaller else None)

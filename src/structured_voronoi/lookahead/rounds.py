@@ -30,8 +30,8 @@ STEPS, BATCH, LEARNING_RATE = 200, 512, 3e-4
 LEAST_SHARE = 0.5
 """Weights are tempered until their effective share is this."""
 LEAST_VALUE = 1e-6
-QUICK = 4
-"""One in so many texts of a round shows whether one is needed at all."""
+QUICK, LEAST_QUICK = 4, 64
+"""One in so many texts of a round, but not fewer than these, shows whether one is needed at all."""
 CHEAP = 6.0
 """Cost of a lookahead that is good enough: a round takes as long as some hundred texts that follow the target."""
 
@@ -58,16 +58,21 @@ def refine_in_rounds(
 ) -> Lookahead:
     """The best lookahead of a few rounds, each of which learns from the draws of the one before.
 
-    The best is that which costs least, by the judge or, without one, by its draws. There is no round if that is little
-    already, and none is begun after the deadline.
+    The best is that which costs least, by the judge or, without one, by its draws, of which each has others. There is
+    no round if that is little already, and none is begun after the deadline.
     """
-    if judge is None and own_cost(problem, texts // QUICK, seed, lookahead) <= CHEAP:
+    late = perf_counter() > deadline
+    if judge is None and (late or own_cost(problem, max(LEAST_QUICK, texts // QUICK), seed, lookahead) <= CHEAP):
         return lookahead
     best, least, rounds = lookahead, math.inf, list[Round]()
     for number in range(ROUNDS + 1):
         rng = Rng(seed, texts, f"lookahead round {number}", problem.device)
-        drawn = draw_round(problem, lookahead, texts, rng) if judge is None else None
-        cost = drawn_cost(drawn.log_weight) if drawn is not None else judge(lookahead)  # type: ignore[misc]
+        drawn: Round | None = None
+        if judge is None:
+            drawn = draw_round(problem, lookahead, texts, rng)
+            cost = drawn_cost(drawn.log_weight)
+        else:
+            cost = judge(lookahead)
         if not cost < least:
             break
         best, least = lookahead, cost

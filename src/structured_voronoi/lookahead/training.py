@@ -20,11 +20,11 @@ from structured_voronoi.lookahead.heads import Head, Size
 from structured_voronoi.lookahead.pilot import ROWS, Pilot
 
 STEPS: dict[Size, int] = {"hidden": 200, "token": 400, "said": 300, "prefix": 400}
-"""Of the training of a head, which begins with what the next smaller one learnt."""
+"""Of the training of a head, which begins with what the largest below it, up to the next token, learnt."""
 BATCH, LEARNING_RATE, WEIGHT_DECAY = 512, 6e-4, 0.1
 """Of every step; a batch is so many prefixes, each of some text."""
 LEAST_STEPS, MOST_PASSES = 100, 40
-"""Where the pilot is small, steps end after so many passes through it."""
+"""Where the pilot is small, there are only as many steps as take so many passes through it."""
 PASSES, RETURNED, SAID_LEARNING_RATE = 6, 0.2, 3e-3
 """Of heads that remember what was said: how often labels are computed and the steps taken; the share λ of what follows;
 and the learning rate of the memory."""
@@ -84,10 +84,10 @@ def _descend(
     features = (_features(head, pilot) if reader.size == "prefix" else pilot.hidden).flatten(0, 1)
     before, length = torch.arange(tokens.shape[1], device=tokens.device), tokens.shape[1]
     chosen = torch.randint(len(places), (steps, BATCH), generator=generator).to(tokens.device)
+    parts = [features, tokens.flatten(), labels.flatten(0, 1)]
     for some in torch.split(chosen, GATHERED):  # one gathering for several steps is faster
         rows, position = places[some.flatten()].T
         place = rows * length + position
-        parts = [features, tokens.flatten(), labels.flatten(0, 1)]
         gathered = [position, *(part.index_select(0, place) for part in parts), tokens.index_select(0, rows)]
         for at, read, token, label, text in zip(*(torch.split(part, BATCH) for part in gathered), strict=True):
             if memory:
@@ -103,6 +103,7 @@ def _descend(
             schedule.step()
 
 
+@torch.no_grad()
 def _features(head: Head, pilot: Pilot) -> Float[Tensor, "text n d"]:
     """What a head reads at every position of the pilot's texts."""
     positions = range(pilot.tokens.shape[1])

@@ -30,8 +30,8 @@ from structured_voronoi.samplers.rejection import LEAST_TRIES, Rejection
 from structured_voronoi.streams import Rng
 
 CHECKED, WAVE, LEAST_SECONDS = 128, 32, 10.0
-"""Of the pilot: tries of rejection, or draws of a lookahead, how many of them are drawn and timed at a time, and the
-seconds after which fewer must do."""
+"""Tries of rejection; how many of them, or of draws of a lookahead, are drawn and timed at a time; and the seconds
+after which fewer must do."""
 ENOUGH = 4.0
 """Accepted tries that suffice."""
 MOST_CHECKED = 512
