@@ -50,7 +50,8 @@ def main() -> int:
     checkpoints.SECONDS, checkpoints.SHARE = 0.0, float("inf")  # after every step
     unfinished.CHECKPOINT_STEPS = 3
     svs.PILOT_SCALES, svs.PILOT_STEPS = (0.3, 0.7), 5
-    training.STEPS, fitting.CHECKED, rounds.STEPS, rounds.ROUNDS, probability.AT_A_TIME = 60, 16, 20, 1, 32
+    training.STEPS = dict.fromkeys(training.STEPS, 20)
+    fitting.CHECKED, rounds.STEPS, rounds.ROUNDS, probability.AT_A_TIME = 16, 20, 1, 32
 
     source, kills, runs, lost = random.Random(asked.seed), 0, 0, []
     jobs = {name: (job, run_once(job, None)[0], count_moments(job)) for name, job in all_jobs().items()}
