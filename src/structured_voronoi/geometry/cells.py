@@ -66,11 +66,18 @@ class Cells(NamedTuple):
         return products(field.flatten(0, 1), self.axes.T).view(*field.shape[:2], -1)
 
 
+SMALL = 4
+"""Cells of a table for which a product is not faster."""
+
+
 def products(rows: Float[Tensor, "row k"], table: Float[Tensor, "cell k"]) -> Float[Tensor, "row cell"]:
     """rows @ table.T, bit for bit the same for a row whatever rows are beside it.
 
-    For that the rows come in whole blocks and, as a row's last bits else depend on its alignment, k in whole 16 bytes.
+    For that the rows come in whole blocks, as a row's last bits else depend on its alignment k in whole 16 bytes, and
+    small tables, for which some processors choose another way by the number of rows, are summed without a product.
     """
+    if len(table) < SMALL:
+        return torch.stack([(rows * cell).sum(-1) for cell in table], dim=-1)
     extra = -table.shape[1] % (16 // table.element_size())
     if extra:
         rows, table = torch.nn.functional.pad(rows, (0, extra)), torch.nn.functional.pad(table, (0, extra))
