@@ -392,6 +392,12 @@ def test_rounds_keep_the_better_lookahead_and_leave_the_first_as_it_is(monkeypat
     refined = refine_in_rounds(target, first, 256, 1, lambda *_: None, partial(examples.cost, target))
     after = [parameter for head in first.heads.values() for parameter in head.parameters()]
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    blank = target.allowed_tokens[:1].expand(1024, 4).clone()
+    shares = [
+        share_of(lookahead.propose(target, blank, 0, sv.Rng(3, 1024).uniform(4)).log_weight)
+        for lookahead in (first, refined)
+    ]
+    assert shares[1] > shares[0]
     assert examples.cost(target, refined) < examples.cost(target, first)
     monkeypatch.setattr(rounds, "_refine", lambda *_: first)
     for judge in (partial(examples.cost, target), None):

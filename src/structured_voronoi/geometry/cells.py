@@ -66,23 +66,18 @@ class Cells(NamedTuple):
         return products(field.flatten(0, 1), self.axes.T).view(*field.shape[:2], -1)
 
 
-SMALL = 4
-"""Cells of a table for which a product is not faster."""
-
-
 def products(rows: Float[Tensor, "row k"], table: Float[Tensor, "cell k"]) -> Float[Tensor, "row cell"]:
     """rows @ table.T, bit for bit the same for a row whatever rows are beside it.
 
-    For that the rows come in whole blocks, as a row's last bits else depend on its alignment k in whole 16 bytes, and
-    small tables, for which some processors choose another way by the number of rows, are summed without a product.
+    For that the rows come in whole blocks and, as a row's last bits else depend on its alignment, and on some
+    processors few cells are multiplied otherwise beside more rows, k and the cells in whole 16 bytes.
     """
-    if len(table) < SMALL:
-        return torch.stack([(rows * cell).sum(-1) for cell in table], dim=-1)
-    extra = -table.shape[1] % (16 // table.element_size())
-    if extra:
-        rows, table = torch.nn.functional.pad(rows, (0, extra)), torch.nn.functional.pad(table, (0, extra))
+    whole, cells = 16 // table.element_size(), len(table)
+    wider, more = -table.shape[1] % whole, -cells % whole
+    if wider or more:
+        rows, table = torch.nn.functional.pad(rows, (0, wider)), torch.nn.functional.pad(table, (0, wider, 0, more))
     product: Tensor = in_blocks(lambda block: block @ table.T, rows)
-    return product
+    return product[:, :cells]
 
 
 def cells_of(

