@@ -229,8 +229,8 @@ class Info(NamedTuple):
     """Refresh: blocks redrawn, by their length in tokens; see REDRAW_LENGTHS."""
     refreshed_by_length: Int[Tensor, "chain length"] | None = None
     """Refresh: those that were accepted."""
-    log_weights: Float[Tensor, "chain try"] | None = None
-    """Guided: log of p W / q of the fresh texts of the last step."""
+    log_weights: Float[Tensor, "chain choice fresh"] | None = None
+    """Guided: log of p W / q of the fresh texts among which each choice of the last step was made."""
 
 
 STATE_FIELDS = ("energy", "log_mass", "unreliable", "log_weights")

@@ -141,7 +141,7 @@ def test_guided_texts_with_poor_weights() -> None:
         lookahead = untrained(bind(target), {}, 0.1)
         draws = draw(target, sv.Guided(lookahead, tries=2), draws=25, chains=8)
         found = sv.diagnose(draws)
-        assert draws["sample_stats"]["log_weights"].shape == (8, 25, 1)
+        assert draws["sample_stats"]["log_weights"].shape == (8, 25, 1, 1)
         assert (found.figures["effective share of weights"] < 0.1) is poor
         if poor:
             assert not found.trusted

@@ -219,16 +219,18 @@ def guided_p_value(matrix: Tensor, sampler: Any, state: int, moves: int) -> floa
     return float(stats.chisquare(counts[used], chains * matrix[state][used]).pvalue)
 
 
-@pytest.mark.parametrize(("tries", "move", "begin"), [(2, 0, 0), (2, 3, 1), (3, 2, 2)])
+@pytest.mark.parametrize(
+    ("tries", "choices", "move", "begin"), [(2, 1, 0, 0), (2, 1, 3, 1), (3, 1, 2, 2), (2, 3, 3, 1)]
+)
 @pytest.mark.parametrize("state", [0, 6])
-def test_a_guided_step_follows_its_row(state: int, tries: int, move: int, begin: int) -> None:
-    """A step is a suffix and a choice; the twin that leaves the present text out makes the same choices but one."""
+def test_a_guided_step_follows_its_row(state: int, tries: int, choices: int, move: int, begin: int) -> None:
+    """A step is a suffix and choices; the twin that leaves the present text out makes the same choices but one."""
     assert int(Rng(11, [move], "guided suffixes").uniform()[0] * 3) == begin
-    sampler = sv.Guided(RANDOM, tries)
-    matrix = suffix_matrix(sampler, begin) @ choice_matrix(sampler)
+    sampler = sv.Guided(RANDOM, tries, choices=choices)
+    matrix = suffix_matrix(sampler, begin) @ torch.linalg.matrix_power(choice_matrix(sampler), choices)
     assert guided_p_value(matrix, sampler, state, move) > 1e-4
-    assert guided_p_value(matrix, GuidedWithoutPresent(RANDOM, tries), state, move) < 1e-9
-    assert guided_p_value(matrix, GuidedWithoutProposal(RANDOM, tries), state, move) < 1e-9
+    for twin in (GuidedWithoutPresent, GuidedWithoutProposal):
+        assert guided_p_value(matrix, twin(RANDOM, tries, choices=choices), state, move) < 1e-9
 
 
 @pytest.mark.parametrize("state", [0, 3])

@@ -14,7 +14,7 @@ from helpers import check_stationarity
 from structured_voronoi.experiments.exactness.guided import GUIDED, GUIDED_TWINS
 from structured_voronoi.experiments.exactness.truth import guided_on, tabulated
 from structured_voronoi.verify.claims import LEAST_MOVED, LEVEL
-from structured_voronoi.verify.twins import GuidedWithoutProposal, RefreshWithoutProposal
+from structured_voronoi.verify.twins import GuidedWithoutPresent, GuidedWithoutProposal, RefreshWithoutProposal
 
 WORDS = (" cheap", " pub", " restaurant", " place", " and", " a")
 CHAINS, STEPS, SEED = 4000, 3, 4
@@ -49,6 +49,10 @@ def cycles(lookahead: Any) -> dict[str, tuple[Any, Any]]:
             sv.Cycle(sv.Guided(lookahead, tries=2), blocks),
             sv.Cycle(GuidedWithoutProposal(lookahead, tries=2), blocks),
         ),
+        "choices": (
+            sv.Cycle(sv.Guided(lookahead, tries=2, choices=3), blocks),
+            sv.Cycle(GuidedWithoutPresent(lookahead, tries=2, choices=3), blocks),
+        ),
         "refresh": (
             sv.Cycle(plain, sv.Refresh(2, lookahead=lookahead)),
             sv.Cycle(plain, RefreshWithoutProposal(2, lookahead=lookahead)),
@@ -56,7 +60,7 @@ def cycles(lookahead: Any) -> dict[str, tuple[Any, Any]]:
     }
 
 
-@pytest.mark.parametrize("name", ["guided", "refresh"])
+@pytest.mark.parametrize("name", ["guided", "choices", "refresh"])
 def test_cycles_with_guided_moves_keep_the_truth(name: str) -> None:
     """The other sampler moves the tokens in between, so that what the lookahead said of them is out of date."""
     target = tabulated("black box", WORDS)

@@ -114,8 +114,8 @@ class PatternHead(nn.Module):
         self.output_of[live] = torch.arange(len(live), device=live.device)
         usual = automaton.next.mode(0).values
         """The state that each token leads to from most states: what a text ends with often decides it."""
-        self.usual = _tokens_by_state(usual)
-        self.order = torch.cat([tokens for _, tokens in self.usual]).argsort()
+        *self.usual, (self.commonest, _) = sorted(_tokens_by_state(usual), key=lambda pair: len(pair[1]))
+        """The state that most tokens lead to, and for every other the tokens that do."""
         is_other = automaton.next != usual
         self.others = {
             state: _tokens_by_state(automaton.next[state], is_other[state])
@@ -143,8 +143,9 @@ class PatternHead(nn.Module):
         """ψ of every next token at position ``n``."""
         left, position = length - n - 1, torch.full((len(features),), n, device=features.device)
         level, slope = self.reader.parts(features, position)
-        parts = [self._value_after(target, left, level, slope, tokens) for target, tokens in self.usual]
-        value = torch.cat(parts, dim=-1).index_select(-1, self.order)
+        value = self._value_after(self.commonest, left, level, slope, None).contiguous()
+        for target, tokens in self.usual:
+            value[:, tokens] = self._value_after(target, left, level, slope, tokens)
         for present in torch.unique(state).tolist():
             rows = padded_rows((state == present).nonzero().squeeze(-1))
             slopes = None if slope is None else slope[rows]
@@ -153,13 +154,13 @@ class PatternHead(nn.Module):
         return value
 
     def _value_after(
-        self, target: int, left: int, level: Tensor, slope: Tensor | None, tokens: Int[Tensor, " some"]
+        self, target: int, left: int, level: Tensor, slope: Tensor | None, tokens: Int[Tensor, " some"] | None
     ) -> Float[Tensor, "row some"]:
-        """ψ of some tokens, all of which lead to one state, with so many tokens left after them."""
+        """ψ of some tokens, or of all, as if they led to this state, with so many tokens left after them."""
         output = int(self.output_of[target])
         if output < 0 or not self.automaton.reachable[left, target]:
             settled = self.automaton.satisfied[target] & self.automaton.reachable[left, target]
-            return settled.to(level).expand(len(level), len(tokens))
+            return settled.to(level).expand(len(level), len(self.reader.coordinates if tokens is None else tokens))
         return logistic(self.reader.logits(level[:, output], None if slope is None else slope[:, output], tokens))
 
 

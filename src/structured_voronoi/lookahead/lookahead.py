@@ -74,28 +74,40 @@ class Reading(NamedTuple):
 
 
 class Weighed(NamedTuple):
-    """The next token as a lookahead sees it: the proposal is q = p value / expected."""
+    """The next token as a lookahead sees it: the proposal is q = p value / E_p[value]."""
 
     log_p: Float[Tensor, "row token"]
     value: Float[Tensor, "row token"]
-    """What each token will come to, with δ in it."""
-    expected: Float[Tensor, " row"]
-    """The mean of that under the model."""
+    """What each token will come to, with δ in it, in units of the scale."""
+    mass: Float[Tensor, "row token"]
+    """p value: the proposal but for a factor."""
+    log_scale: Float[Tensor, " row"]
+    """Values of several heads together may be below the least number there is."""
 
     @classmethod
-    def of(cls, log_p: Float[Tensor, "row token"], value: Float[Tensor, "row token"]) -> Weighed:
-        return cls(log_p, value, (log_p.exp() * value).sum(-1))
+    def of(
+        cls,
+        log_p: Float[Tensor, "row token"],
+        value: Float[Tensor, "row token"],
+        log_scale: Float[Tensor, " row"] | None = None,
+    ) -> Weighed:
+        return cls(log_p, value, log_p.exp() * value, torch.zeros_like(log_p[:, 0]) if log_scale is None else log_scale)
+
+    @property
+    def log_expected(self) -> Float[Tensor, " row"]:
+        """log of the mean value under the model."""
+        return widened(self.mass.sum(-1)).log() + widened(self.log_scale)
 
     def draw(self, level: Float[Tensor, " row"]) -> Int[Tensor, " row"]:
         """A token of each row from q."""
-        return index_at_level(self.log_p.exp() * self.value, level)
+        return index_at_level(self.mass, level)
 
     def log_q(self, token: Int[Tensor, " row"]) -> Float[Tensor, " row"]:
         log_p = widened(self.log_p.gather(-1, token[:, None])[:, 0])
-        return log_p + self.log_value(token) - self.expected.log()
+        return log_p + self.log_value(token) - self.log_expected
 
     def log_value(self, token: Int[Tensor, " row"]) -> Float[Tensor, " row"]:
-        return self.value.gather(-1, token[:, None])[:, 0].log()
+        return widened(self.value.gather(-1, token[:, None])[:, 0]).log() + widened(self.log_scale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,15 +206,15 @@ class Lookahead:
         """What the lookahead makes of every token at position ``n``; nothing of those after the end of a text."""
         going = _going_rows(problem, log_probs)
         if not len(going):
-            return Weighed.of(log_probs, widened(torch.ones_like(log_probs)))
+            return Weighed.of(log_probs, torch.ones_like(log_probs))
+        if len(going) == len(log_probs):
+            return self.combine(log_probs, self.read(problem, states, n, hidden_features(problem, hidden, len(going))))
         some = {name: state[going] for name, state in states.items()}
         features = hidden_features(problem, None if hidden is None else hidden[going], len(going))
         weighed = self.combine(log_probs[going], self.read(problem, some, n, features))
-        value = widened(torch.ones_like(log_probs))
-        value[going] = weighed.value
-        expected = value.new_ones(len(value))
-        expected[going] = weighed.expected
-        return Weighed(log_probs, value, expected)
+        value, log_scale = torch.ones_like(log_probs), torch.zeros_like(log_probs[:, 0])
+        value[going], log_scale[going] = weighed.value, weighed.log_scale
+        return Weighed.of(log_probs, value, log_scale)
 
     def read(
         self, problem: Problem, states: dict[str, Tensor], n: int, hidden: Float[Tensor, "row d"]
@@ -216,14 +228,15 @@ class Lookahead:
 
     def combine(self, log_probs: Float[Tensor, "row token"], readings: list[Reading]) -> Weighed:
         """The proposal that the model's probabilities and the heads' values make together."""
-        p, value = log_probs.exp(), widened(torch.ones_like(log_probs))
-        by_power: dict[float, Tensor] = {}  # a logarithm over the vocabulary for each is dear
+        log_value = torch.zeros_like(log_probs)
         for head, reading in zip(self.heads.values(), readings, strict=True):
-            by_power[head.power] = by_power.get(head.power, value) * reading.value
-        for power, product in by_power.items():
-            value = value * (power * product.log()).exp()  # the last bits of torch's pow depend on the rows beside it
-        expected = (p * value).sum(-1, keepdim=True)
-        return Weighed.of(log_probs, torch.where(expected > 0, value + self.delta * expected, 1.0))
+            log_value = log_value + head.power * reading.value.to(log_value).log()
+        log_scale = log_value.amax(-1, keepdim=True)
+        log_scale = torch.where(log_scale > -torch.inf, log_scale, 0.0)
+        value = (log_value - log_scale).exp()
+        expected = (log_probs.exp() * value).sum(-1, keepdim=True)
+        value = torch.where(expected > 0, value + self.delta * expected, 1.0)
+        return Weighed.of(log_probs, value, torch.where(expected > 0, log_scale, 0.0).squeeze(-1))
 
     def check_fits(self, problem: Problem) -> None:
         """Refuse a target of another size, of whose texts this cannot say anything."""

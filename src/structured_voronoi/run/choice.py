@@ -29,7 +29,7 @@ from structured_voronoi.lookahead.lookahead import Lookahead
 from structured_voronoi.problem.drawing import ENDLESS, ancestral_draw, count_ended, log_bound, refuse_endless
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.progress import progress_bar
-from structured_voronoi.run.guided_moves import BEST, guided_moves, leftover
+from structured_voronoi.run.guided_moves import BEST, guided_moves, leftover, texts_drawn
 from structured_voronoi.run.pilots import (
     MOST_CHECKED,
     Draws,
@@ -163,10 +163,17 @@ def _refuse_endless_texts(problem: Problem, seed: int) -> None:
 
 
 def _offer_of_guided(guide: Guide, warmup: int | None, thin: int) -> Offer:
-    tries, choices = guided_moves(guide.draws.log_weight)
+    sampler, steps = _planned(guide, warmup, thin)
     said = f"effective share {guide.draws.share:.2g}; its lookahead {guide.origin}"
-    steps = total_steps(warmup, thin, choices - 2)
-    return Offer(guide.draws.seconds * tries * (steps + 1) if guide.draws.share else math.inf, said)
+    drawn = sampler.tries + steps * sampler.drawn
+    return Offer(guide.draws.seconds * drawn if guide.draws.share else math.inf, said)
+
+
+def _planned(guide: Guide, warmup: int | None, thin: int) -> tuple[Guided, int]:
+    """Settings and steps: as many choices as the weights ask for in one step, or the warm-up that is asked for."""
+    tries, choices = guided_moves(guide.draws.log_weight)
+    in_a_step = choices - 1 if warmup is None else 1
+    return Guided(guide.lookahead, tries, choices=in_a_step), total_steps(warmup, thin, 0)
 
 
 def _offer_of_svs(problem: Problem, chains: int, steps: int, seed: int, scale: Scale) -> Offer:
@@ -203,12 +210,11 @@ def plan_guided(
     if guide is None:
         home = kept_folder(problem, LOOKAHEAD_TEXTS, LOOKAHEAD_SEED)
         guide = _make_guide(problem, home, find_kept(problem, home), count, other, seed, progress)
-    log_weight = guide.draws.log_weight
-    tries, choices = guided_moves(log_weight)
-    steps = total_steps(warmup, thin, choices - 2)
-    left = leftover(log_weight, tries, steps + 1)
-    mixing = f"each chosen {steps + 1} times among {tries}: about {left:.1g} of them depend on their start"
-    return GuidedPlan(Guided(guide.lookahead, tries), steps, mixing)
+    sampler, steps = _planned(guide, warmup, thin)
+    choices = 1 + steps * sampler.choices
+    left = leftover(guide.draws.log_weight, sampler.tries, choices)
+    mixing = f"each chosen {choices} times among {sampler.tries}: about {left:.1g} of them depend on their start"
+    return GuidedPlan(sampler, steps, mixing)
 
 
 def _make_guide(
@@ -230,7 +236,7 @@ def _make_guide(
         draws = draw_guided(problem, lookahead, seed)
         if (
             draws.share >= SHARED
-            and count * (math.prod(guided_moves(draws.log_weight)) - BEST) <= FITTED * LOOKAHEAD_TEXTS
+            and count * (texts_drawn(*guided_moves(draws.log_weight)) - BEST) <= FITTED * LOOKAHEAD_TEXTS
         ):
             return Guide(lookahead, "is that of the first prompt", draws)
     began = perf_counter()

@@ -176,10 +176,11 @@ def _weights(record: Record) -> Iterator[Finding]:
     if found is None:
         return
     log_weight = record.counts["log_weights"].astype(float)
-    left = leftover(
-        log_weight.ravel(), 1 + log_weight.shape[-1], record.steps + 1
-    )  # the start is chosen by weight, too
-    remedy = "fit the lookahead on more texts, Lookahead.fit(target, texts=8192), or take more `tries` or steps"
+    choices, fresh = log_weight.shape[-2:]
+    left = leftover(log_weight.ravel(), 1 + fresh, 1 + choices * record.steps)  # the start is chosen by weight, too
+    remedy = (
+        "fit the lookahead on more texts, Lookahead.fit(target, texts=8192), or take more `tries`, `choices` or steps"
+    )
     said = f"the effective share of guided weights is {found.effective_share:.2g}"
     if left > MOST_LEFTOVER:
         yield Finding(

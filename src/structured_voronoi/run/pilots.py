@@ -30,8 +30,8 @@ from structured_voronoi.samplers.rejection import LEAST_TRIES, Rejection
 from structured_voronoi.streams import Rng
 
 CHECKED, WAVE, LEAST_SECONDS = 128, 32, 10.0
-"""Tries of rejection; how many of them, or of draws of a lookahead, are drawn and timed at a time; and the seconds
-after which fewer must do."""
+"""Tries of rejection; how many of them are drawn and timed at a time, and how many draws of a lookahead at first; and
+the seconds after which fewer must do."""
 ENOUGH = 4.0
 """Accepted tries that suffice."""
 MOST_CHECKED = 512
@@ -120,16 +120,19 @@ def draw_guided(problem: Problem, lookahead: Lookahead, seed: int) -> Draws:
 
     draws = draw_in_waves(problem, weigh, range(WAVE), seed)
     while draws.texts * draws.seconds < LEAST_SECONDS and draws.texts < MOST_CHECKED:
-        draws = draws.joined(draw_in_waves(problem, weigh, range(draws.texts, 2 * draws.texts), seed))
+        more = range(draws.texts, 2 * draws.texts)  # in one wave: chains draw as many together
+        draws = draws.joined(draw_in_waves(problem, weigh, more, seed, len(more)))
     return draws
 
 
-def draw_in_waves(problem: Problem, weigh: Callable[[Rng], Tensor], numbers: range, seed: int) -> Draws:
+def draw_in_waves(
+    problem: Problem, weigh: Callable[[Rng], Tensor], numbers: range, seed: int, wave: int = WAVE
+) -> Draws:
     parts, seconds = [], math.inf
-    for begin in numbers[::WAVE]:
-        rng, began = Rng(seed, range(begin, begin + WAVE), "choice", problem.device), perf_counter()
+    for begin in numbers[::wave]:
+        rng, began = Rng(seed, range(begin, begin + wave), "choice", problem.device), perf_counter()
         log_weight = weigh(rng).cpu().double()
-        seconds = min(seconds, (perf_counter() - began) / WAVE)
+        seconds = min(seconds, (perf_counter() - began) / wave)
         parts.append(torch.where(log_weight.isfinite(), log_weight, -math.inf).numpy())
     return Draws(np.concatenate(parts), seconds)
 

@@ -43,7 +43,7 @@ LIBRARIES = ("structured-voronoi", "torch", "numpy", "xarray")
 FURTHER_DIMENSIONS = {
     "redraws_by_length": ("redraw_length",),
     "refreshed_by_length": ("redraw_length",),
-    "log_weights": ("try",),
+    "log_weights": ("choice", "fresh"),
 }
 """Of fields of Info that have more than a number a chain."""
 

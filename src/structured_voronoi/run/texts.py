@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from structured_voronoi.samplers.ancestral import Tries
 
 CHAINS_AT_A_TIME, DRAWS_AT_A_TIME = 16, 64
+ROWS_AT_A_TIME = 512
+"""Texts that guided chains draw in one step, all together: more at a time are hardly faster, and come later."""
 Ended = Literal["end", "stop", "no"]
 """How a text ends: with the end-of-text token, with a stop string, or not at all."""
 LEAST_STEPS = 20
@@ -228,15 +230,16 @@ def _batches(plan: Plan, first: int, count: int, split: int) -> Iterator[range]:
     Independent draws begin with twice as many: a large model takes hardly longer for them.
     """
     independent = is_independent(plan.sampler)
-    rows = getattr(plan.sampler, "tries", 1) if plan.name == "guided" else 1  # of a chain, that are drawn together
+    rows = getattr(plan.sampler, "drawn", 1)  # of a chain, that are drawn together
+    most = DRAWS_AT_A_TIME if independent else min(CHAINS_AT_A_TIME, max(1, ROWS_AT_A_TIME // rows))
     size = max(1, BLOCK // rows) if plan.steps < LEAST_STEPS and not independent else CHAINS_AT_A_TIME
-    most = DRAWS_AT_A_TIME if independent else CHAINS_AT_A_TIME
     if split > 1:
         size = most = min(most, -(-count // split))
     begin, stop = first, first + count
     while begin < stop:
+        size = min(size, most)
         yield range(begin, min(stop, begin + size))
-        begin, size = begin + size, min(2 * size, most)
+        begin, size = begin + size, 2 * size
 
 
 def _make_texts(target: LanguageModel | Controlled, chains: Sequence[int], tokens: Tensor, info: Info) -> list[Text]:

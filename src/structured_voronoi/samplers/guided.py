@@ -1,9 +1,9 @@
 """Guided: texts proposed with a lookahead; exact for any lookahead, as weights use the true p and the true controls.
 
 Each step draws a suffix of the text anew from q and accepts it with min(1, w'/w), w = p W / q, where the prefix
-cancels. Then it is an iterated sampling importance resampling move (Andrieu, Doucet, Holenstein 2010): given the text
-m, draw K - 1 texts from q and choose among all K with probability ∝ w. Both keep p W, and as the K - 1 texts do not
-depend on m, they are drawn in one batch with the suffix. The lookahead is frozen before the first step.
+cancels. Then come iterated sampling importance resampling moves (Andrieu, Doucet, Holenstein 2010): given the text m,
+draw K - 1 texts from q and choose among all K with probability ∝ w. Both keep p W, and as the fresh texts do not depend
+on m, those of all choices are drawn in one batch with the suffix. The lookahead is frozen before the first step.
 """
 
 from __future__ import annotations
@@ -51,9 +51,16 @@ class Guided:
     """K: texts among which a step chooses, the present one included."""
     texts: int = 2048
     """Of the pilot that a lookahead of its own learns from."""
+    choices: int = 1
+    """How often a step chooses, each time among the present text and K - 1 fresh ones."""
 
     def __post_init__(self) -> None:
-        check_count(tries=self.tries, texts=self.texts)
+        check_count(tries=self.tries, texts=self.texts, choices=self.choices)
+
+    @property
+    def drawn(self) -> int:
+        """Texts that a step draws for each chain: one with a new suffix, and the fresh ones."""
+        return 1 + self.choices * (self.tries - 1)
 
     def tuned(self, target: Target | Problem, seed: int, start: Start = None) -> Guided:
         """With a lookahead that is fitted to the target."""
@@ -74,7 +81,8 @@ class Guided:
             return given
         rng, found = rng.fork("start"), list[Proposal]()
         for _ in range(START_ROUNDS):
-            found = [self._pick(rng, [*found, *self._draw_texts(problem, lookahead, rng, self.tries)])[0]]
+            texts = [*found, *self._draw_texts(problem, lookahead, rng, self.tries)]
+            found = [_taken(texts, self._pick(rng, self._log_weights(texts)))]
             state = State(found[0], 0, lookahead)
             lost = int((~state.energy.isfinite()).sum())
             if not lost:
@@ -88,17 +96,18 @@ class Guided:
         problem = bind(target)
         where = Rng(rng.seed, [state.moves], "guided suffixes").uniform()[0]  # all chains share it
         begin = int(where * problem.length)
-        redrawn, *fresh = self._draw_texts(problem, state.lookahead, rng, self.tries, state.tokens[:, :begin])
+        redrawn, *fresh = self._draw_texts(problem, state.lookahead, rng, self.drawn, state.tokens[:, :begin])
         suffix = accept_suffix(state.text, redrawn, rng.uniform(), self.log_weight)
-        text, log_weights = self._choose(rng, suffix.text, fresh)
-        new = State(text, state.moves + 1, state.lookahead)
-        tries = torch.full_like(new.tokens[:, 0], self.tries)
+        texts = [suffix.text, *fresh]
+        log_weights = self._log_weights(texts)
+        new = State(_taken(texts, self._choose(rng, log_weights)), state.moves + 1, state.lookahead)
+        drawn = torch.full_like(new.tokens[:, 0], self.drawn)
         info = blank_info(new.energy)._replace(
-            evaluations=tries,
-            events=tries,
+            evaluations=drawn,
+            events=drawn,
             swaps=(new.tokens != state.tokens).sum(-1),
-            nonfinite=(~log_weights.isfinite()).sum(-1) + (~suffix.finite).long(),
-            log_weights=log_weights if self.tries > 1 else None,
+            nonfinite=(~log_weights[:, 1:].isfinite()).sum(-1) + (~suffix.finite).long(),
+            log_weights=log_weights[:, 1:].reshape(-1, self.choices, self.tries - 1) if fresh else None,
             **count_redraws(suffix.accepted, problem.length - begin),
         )
         return new, info
@@ -137,20 +146,28 @@ class Guided:
         columns = [part.view(count, len(rng), *part.shape[1:]) for part in drawn]
         return [Proposal(*(column[i] for column in columns)) for i in range(count)]
 
-    def _choose(
-        self, rng: Rng, present: Proposal, fresh: list[Proposal]
-    ) -> tuple[Proposal, Float[Tensor, "chain fresh"]]:
-        """One of the present text and the fresh ones, ∝ weight; and the log-weights of those."""
-        chosen, log_weight = self._pick(rng, [present, *fresh])
-        return chosen, log_weight[:, 1:]
+    def _log_weights(self, texts: list[Proposal]) -> Float[Tensor, "chain text"]:
+        return torch.stack([self.log_weight(text) for text in texts], dim=-1)
 
-    def _pick(self, rng: Rng, texts: list[Proposal]) -> tuple[Proposal, Float[Tensor, "chain text"]]:
-        """One of the texts for each chain, ∝ weight, and the log-weights of all."""
-        log_weight = torch.stack([self.log_weight(text) for text in texts], dim=-1)
-        is_lost = ~log_weight.isfinite().any(-1, keepdim=True)  # while a start is looked for: any will do
-        choice = inverse_cdf(torch.where(is_lost, 0.0, log_weight), rng.uniform())
-        chains = torch.arange(len(choice), device=choice.device)
-        return Proposal(*(torch.stack(column)[choice, chains] for column in zip(*texts, strict=True))), log_weight
+    def _choose(self, rng: Rng, log_weights: Float[Tensor, "chain text"]) -> Int[Tensor, " chain"]:
+        """Where each chain is after all choices: at first at the first text, the others are fresh."""
+        here = torch.zeros(len(rng), dtype=torch.int64, device=log_weights.device)
+        for begin in range(1, log_weights.shape[1], max(1, self.tries - 1)):
+            present, fresh = log_weights.gather(-1, here[:, None]), log_weights[:, begin : begin + self.tries - 1]
+            chosen = self._pick(rng, torch.cat([present, fresh], dim=-1))
+            here = torch.where(chosen > 0, begin + chosen - 1, here)
+        return here
+
+    def _pick(self, rng: Rng, log_weights: Float[Tensor, "chain text"]) -> Int[Tensor, " chain"]:
+        """One of the texts for each chain, ∝ weight."""
+        is_lost = ~log_weights.isfinite().any(-1, keepdim=True)  # while a start is looked for: any will do
+        return inverse_cdf(torch.where(is_lost, 0.0, log_weights), rng.uniform())
+
+
+def _taken(texts: list[Proposal], choice: Int[Tensor, " chain"]) -> Proposal:
+    """The text of each chain at its choice."""
+    chains = torch.arange(len(choice), device=choice.device)
+    return Proposal(*(torch.stack(column)[choice, chains] for column in zip(*texts, strict=True)))
 
 
 class RedrawnSuffix(NamedTuple):

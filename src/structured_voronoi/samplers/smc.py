@@ -162,7 +162,7 @@ class SMC:
         def choose(n: int, log_probs: Tensor, hidden: Tensor | None) -> Choice:
             nonlocal states, log_weight, log_value, decoded
             weighed = self._weigh(problem, states, n, log_probs, hidden)
-            log_weight = log_weight + self.log_increment(weighed.expected.log(), log_value)
+            log_weight = log_weight + self.log_increment(weighed.log_expected, log_value)
             log_weight = _finite_where(_is_alive(heads, states, length - n, log_weight), log_weight)
             resampling = self._resample(log_weight.view(systems, count), resample_levels[:, n])
             if resampling is not None:

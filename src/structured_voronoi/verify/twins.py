@@ -113,15 +113,11 @@ class RefreshWithoutProposal(_WithoutProposal, Refresh):
 class GuidedWithoutPresent(Guided):
     """The present text is left out of the choice, unless nothing else is possible."""
 
-    def _choose(self, rng: Rng, present: Proposal, fresh: list[Proposal]) -> tuple[Proposal, Tensor]:
-        impossible = present._replace(log_rest=torch.full_like(present.log_rest, -torch.inf))
-        chosen, log_weights = super()._choose(rng, impossible, fresh)
-        found = chosen.log_weight.isfinite()
-        texts = (
-            torch.where(found.view(-1, *[1] * (new.ndim - 1)), new, old)
-            for new, old in zip(chosen, present, strict=True)
-        )
-        return Proposal(*texts), log_weights
+    def _pick(self, rng: Rng, log_weights: Tensor) -> Tensor:
+        others = log_weights.clone()
+        others[:, 0] = -torch.inf
+        possible = others.isfinite().any(-1, keepdim=True)
+        return super()._pick(rng, torch.where(possible, others, log_weights))
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,4 +147,4 @@ class BlindLookahead(Lookahead):
         weighed = super().weigh(problem, states, n, log_probs, hidden)
         value = weighed.value.clone()
         value[:, self.never] = 0.0
-        return Weighed.of(log_probs, value)
+        return Weighed.of(log_probs, value, weighed.log_scale)

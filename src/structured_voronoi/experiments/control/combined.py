@@ -89,7 +89,7 @@ def _draw(task: tuple[str, str], model: str, guide: str, settings: Settings) -> 
     target, sampler = Controlled(lm, _make_controls(case, guide, settings)), text_sampler(name)
     begun, steps = process_time(), settings.regex_steps if case == ONE_REGEX else settings.steps
     if name == GUIDED:
-        sampler, steps, share = fit_guided(target, settings.pilot, settings.seed)
+        (sampler, share), steps = fit_guided(target, settings.pilot, settings.seed), 1
     pilot, begun = process_time() - begun, process_time()
     if name == ANCESTRAL:
         chains = start_chains(lm, sampler, settings.base_texts, settings.seed + 1)

@@ -58,7 +58,7 @@ class MethodSetting:
 @dataclass(frozen=True)
 class DrawTask:
     """Which texts are to be drawn, and how. Chains end after their steps or their seconds, whichever comes first;
-    guided ones, as they know how many steps they need, after these."""
+    guided ones, as they know how many choices they need, after these."""
 
     method: str
     target: str
@@ -107,8 +107,8 @@ def _kept_draws(task: DrawTask, folders: TaskFolders) -> Draws:
     begun, pilot, share = time.process_time(), 0.0, None
     if task.method == "guided":
         lookahead = _fit_lookahead(replace(task, prompt="", count=0), folders)
-        sampler, enough, share = measure_guided(lookahead, target, task.pilot, task.seed)
-        task, pilot, begun = replace(task, steps=enough, seconds=None), time.process_time() - begun, time.process_time()
+        sampler, share = measure_guided(lookahead, target, task.pilot, task.seed)
+        task, pilot, begun = replace(task, steps=1, seconds=None), time.process_time() - begun, time.process_time()
     tokens, info, steps = _run(model if task.method == "ancestral" else target, sampler, task)
     seconds = time.process_time() - begun
     (guide,) = target.control_log_probs(tokens).values()

@@ -16,8 +16,7 @@ from structured_voronoi.targets.controlled import Controlled
 
 class FittedGuided(NamedTuple):
     sampler: Guided
-    steps: int
-    """After which hardly a text depends on its start."""
+    """After a step of which hardly a text depends on its start."""
     share: float
     """Effective share of the proposals: an effective text takes 1/share of them."""
 
@@ -34,4 +33,4 @@ def measure_guided(lookahead: Lookahead, target: Controlled, texts: int, seed: i
     rng = Rng(seed, max(64, texts // 2), "guiding", problem.device)
     log_weight = lookahead.draw(problem, rng.uniform(problem.length)).log_weight
     tries, choices = guided_moves(log_weight[:MOST_CHECKED].cpu().numpy())
-    return FittedGuided(Guided(lookahead, tries), choices - 1, share_of(log_weight))
+    return FittedGuided(Guided(lookahead, tries, choices=choices - 1), share_of(log_weight))
