@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -46,8 +47,10 @@ class Automaton:
         return kept
 
 
+@lru_cache(maxsize=64)
 def compile_pattern(pattern: Pattern) -> Automaton:
-    """The automaton of a pattern, by breadth-first search over bytes from the beginning of a text."""
+    """The automaton of a pattern, by breadth-first search over bytes from the beginning of a text; kept, as several
+    places of a run ask for it."""
     try:
         reader = _ByteReader(CharacterAutomaton(pattern))
     except (RecursionError, OverflowError, re.error) as error:

@@ -46,6 +46,8 @@ from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.streams import BLOCK, in_blocks, index_at_level, widened
 
 WEIGHTS, SETTINGS = "lookahead.safetensors", "lookahead.json"
+WEIGHED = 2**20
+"""Numbers, one a row and token, that every head computes at a time, which bounds its memory."""
 
 
 class Proposal(NamedTuple):
@@ -149,12 +151,11 @@ class Lookahead:
         self, problem: Problem, tokens: Int[Tensor, "row n"], start: int, levels: Float[Tensor, "row count"]
     ) -> Proposal:
         """The tokens with all positions from ``start`` on drawn anew, each at its level."""
-        rows = self.rows_at_a_time(problem)
 
         def propose_block(tokens: Tensor, levels: Tensor) -> tuple[Tensor, ...]:
             return self._propose_block(problem, tokens, start, levels)
 
-        return Proposal(*in_blocks(propose_block, tokens, levels, rows_at_a_time=rows))
+        return Proposal(*in_blocks(propose_block, tokens, levels, rows_at_a_time=rows_to_redraw(problem)))
 
     def draw(
         self, problem: Problem, levels: Float[Tensor, "row n"], prefix: Int[Tensor, "some kept"] | None = None
@@ -173,11 +174,17 @@ class Lookahead:
         """Tokens drawn at their levels; kept as they are where a level is NaN, or without levels."""
         states = {name: head.begin(tokens[:, :start]) for name, head in self.heads.items()}
         log_q = widened(torch.zeros(tokens.shape, device=tokens.device))
+        at_a_time = max(BLOCK, WEIGHED // len(problem.embeddings) // BLOCK * BLOCK)
 
         def choose(n: int, log_probs: Tensor, hidden: Tensor | None) -> Tensor:
-            weighed = self.weigh(problem, states, n, log_probs, hidden)
-            token = tokens[:, n] if levels is None else _drawn_or_kept(weighed, levels[:, n - start], tokens[:, n])
-            log_q[:, n] = weighed.log_q(token)
+            token = tokens[:, n].clone()
+            for begin in range(0, len(token), at_a_time):
+                rows = slice(begin, begin + at_a_time)
+                some = {name: state[rows] for name, state in states.items()}
+                weighed = self.weigh(problem, some, n, log_probs[rows], None if hidden is None else hidden[rows])
+                if levels is not None:
+                    token[rows] = _drawn_or_kept(weighed, levels[rows, n - start], token[rows])
+                log_q[rows, n] = weighed.log_q(token[rows])
             for name, head in self.heads.items():
                 states[name] = head.advance(states[name], token)
             return token
@@ -193,12 +200,7 @@ class Lookahead:
         def score_block(tokens: Tensor) -> tuple[Tensor, ...]:
             return self._propose_block(problem, tokens, 0, None)
 
-        rows = self.rows_at_a_time(problem)
-        return Proposal(*in_blocks(score_block, tokens, rows_at_a_time=rows))
-
-    def rows_at_a_time(self, problem: Problem) -> int:
-        """Fewer than are redrawn otherwise: every head has a number for each row and token, too."""
-        return max(BLOCK, rows_to_redraw(problem) // (2 + len(self.heads)))
+        return Proposal(*in_blocks(score_block, tokens, rows_at_a_time=rows_to_redraw(problem)))
 
     def weigh(
         self, problem: Problem, states: dict[str, Tensor], n: int, log_probs: Tensor, hidden: Tensor | None

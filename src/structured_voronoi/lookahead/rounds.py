@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from structured_voronoi.lookahead.lookahead import Lookahead, Proposal
 from structured_voronoi.lookahead.reading import hidden_features, live_positions, log_factors
-from structured_voronoi.problem.drawing import redraw_by
+from structured_voronoi.problem.drawing import redraw_by, rows_to_redraw
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.progress import Tick
-from structured_voronoi.streams import Rng, in_blocks, widened
+from structured_voronoi.streams import BLOCK, Rng, in_blocks, widened
 
 ROUNDS = 3
 STEPS, BATCH, LEARNING_RATE = 200, 512, 3e-4
@@ -132,7 +132,7 @@ def draw_round(problem: Problem, lookahead: Lookahead, texts: int, rng: Rng) -> 
         meant = [torch.where(live, torch.stack(column, dim=1), -1) for column in outputs]
         return tokens, drawn.log_weight, *read, *meant, *labels
 
-    rows = lookahead.rows_at_a_time(problem)
+    rows = max(BLOCK, rows_to_redraw(problem) // (2 + len(heads)))  # every head has a number for each row and token
     tokens, log_weight, *parts = in_blocks(draw_block, rng.uniform(problem.length), rows_at_a_time=rows)
     count = len(heads)
     return Round(tokens, log_weight, parts[:count], parts[count : 2 * count], parts[2 * count :])
