@@ -216,7 +216,7 @@ def draw_lookahead() -> Figure:
     shown = _position_of_interest(guided.said)
     weighed, row = guided.said[shown], 0
     p = weighed.log_p[row].exp().double()
-    q = p * weighed.value[row] / weighed.expected[row]
+    q = (weighed.mass[row] / weighed.mass[row].sum()).double()
     top = torch.cat([p.topk(5).indices, q.topk(5).indices]).unique()
     top = top[p[top].argsort(descending=True)]
     places = np.arange(len(top))
@@ -228,9 +228,9 @@ def draw_lookahead() -> Figure:
     axes[0].set_title(f"the next token after “{before}”,\nif “river” must come", fontsize=10)
     axes[0].legend(frameon=False)
     for number in range(64):
-        chances = [float(said.expected[number]) / (1 + lookahead.delta) for said in plain.said]
+        chances = [float(said.log_expected[number].exp()) / (1 + lookahead.delta) for said in plain.said]
         axes[1].plot(chances, color=GREY, linewidth=0.8, alpha=0.6, label="texts of the model" if number == 0 else None)
-    chances = [float(said.expected[row]) / (1 + lookahead.delta) for said in guided.said]
+    chances = [float(said.log_expected[row].exp()) / (1 + lookahead.delta) for said in guided.said]
     axes[1].plot(chances, "o-", color=GREEN, linewidth=2, label="a guided text")
     words = [model.decode(token[None]) for token in texts[row]]
     axes[1].set_xticks(range(len(words)), words, rotation=45, ha="right", fontsize=9)
@@ -244,8 +244,8 @@ def _position_of_interest(said: list[Weighed]) -> int:
     """Where the first text's proposal differs most from the model."""
     shifts = []
     for weighed in said:
-        p = weighed.log_p[0].exp()
-        shifts.append(float((p * (weighed.value[0] / weighed.expected[0] - 1).abs()).sum()))
+        p, q = weighed.log_p[0].exp(), weighed.mass[0] / weighed.mass[0].sum()
+        shifts.append(float((q - p).abs().sum()))
     return int(np.argmax(shifts))
 
 

@@ -19,9 +19,8 @@ from structured_voronoi.lookahead.lookahead import Lookahead
 from structured_voronoi.lookahead.rounds import share_of
 from structured_voronoi.metrics.divergence import pooled_chi_square
 from structured_voronoi.problem import drawing
-from structured_voronoi.run import choice, pilots
-from structured_voronoi.run import guided_moves as guided_moves_module
-from structured_voronoi.run.guided_moves import guided_moves, leftover, texts_drawn
+from structured_voronoi.run import choice, guided_moves, pilots
+from structured_voronoi.run.guided_moves import guided_choices, leftover, texts_drawn
 from structured_voronoi.run.presets import plan_texts
 from structured_voronoi.run.probability import summarise_weights
 from structured_voronoi.streams import Rng
@@ -96,8 +95,11 @@ def test_rare_controls_are_guided_by_a_lookahead_that_is_kept(monkeypatch: pytes
         assert again.name == "guided", again.reason
         assert "its lookahead was kept" in (again.reason or "")
     assert plan_texts(rare(), "guided").name == "guided"
-    asked = plan_texts(rare(), "guided", warmup=7, thin=2)
-    assert (asked.steps, getattr(asked.sampler, "choices", None)) == (9, 1)
+    for warmup, thin, steps in ((7, 2, 9), (None, 3, 3)):
+        asked = plan_texts(rare(), "guided", warmup=warmup, thin=thin)
+        assert isinstance(asked.sampler, sv.Guided)
+        assert asked.steps == steps
+        assert asked.sampler.choices == -(-plan.sampler.choices // steps)
 
 
 def test_a_pilot_is_kept_with_its_lookahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,17 +246,30 @@ WEIGHTS = {
 
 
 @pytest.mark.parametrize("log_weight", WEIGHTS.values(), ids=list(WEIGHTS))
-def test_guided_moves_draw_the_fewest_texts_that_leave_so_little(log_weight: np.ndarray) -> None:
-    tries, choices = guided_moves(log_weight)
-    assert leftover(log_weight, tries, choices) <= guided_moves_module.LEFTOVER == 0.003
-    for other in guided_moves_module.TRIES:
-        fewer = (texts_drawn(tries, choices) - other - 2) // (other - 1)  # choices but the first that cost less
-        assert fewer < 2 or leftover(log_weight, other, fewer + 1) > guided_moves_module.LEFTOVER
+def test_guided_chains_choose_as_often_as_leaves_so_little(log_weight: np.ndarray) -> None:
+    choices, tries = guided_choices(log_weight), guided_moves.TRIES
+    assert leftover(log_weight, tries, choices) <= guided_moves.LEFTOVER == 0.003
+    assert leftover(log_weight, tries, choices - 1) > guided_moves.LEFTOVER
 
 
-def test_guided_moves_at_their_best_and_without_a_weight() -> None:
-    assert texts_drawn(*guided_moves(np.zeros(64))) == guided_moves_module.BEST
-    assert texts_drawn(*guided_moves(np.full(64, -np.inf))) == pytest.approx(guided_moves_module.MOST_DRAWN, rel=0.01)
+@pytest.mark.parametrize("tries", [4, 8, 32])
+def test_few_tries_are_best(tries: int) -> None:
+    """As many fresh texts leave more chains where they were, if they are offered in fewer choices."""
+    log_weight = WEIGHTS["log-normal"]
+    choices = guided_choices(log_weight)
+    fewer = 1 + (choices - 1) * (guided_moves.TRIES - 1) // (tries - 1)
+    assert leftover(log_weight, tries, fewer) > leftover(log_weight, guided_moves.TRIES, choices)
+
+
+def test_guided_choices_at_their_best_and_without_a_weight() -> None:
+    assert texts_drawn(guided_choices(np.zeros(64))) == guided_moves.BEST
+    assert guided_choices(np.full(64, -np.inf)) == guided_moves.MOST_CHOICES
+
+
+def test_a_weight_of_nearly_nothing_changes_nothing() -> None:
+    log_weight = WEIGHTS["log-normal"]
+    light = np.append(log_weight, -600.0)
+    assert leftover(light, 2, 20) == pytest.approx(leftover(log_weight, 2, 20), rel=0.01)
 
 
 @pytest.mark.parametrize(("tries", "choices"), [(2, 40), (8, 5)])

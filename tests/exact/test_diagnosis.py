@@ -151,7 +151,7 @@ def test_guided_texts_with_poor_weights() -> None:
 
 
 def test_a_heavy_tail_of_weights_is_told() -> None:
-    weights = np.random.default_rng(0).pareto(0.6, size=(4, 50, 15)) + 1
+    weights = np.random.default_rng(0).pareto(0.6, size=(4, 50, 1, 15)) + 1
     energy = np.random.default_rng(1).normal(size=(4, 50))
     found = diagnose_record(Record("Guided", energy, counts={"log_weights": np.log(weights)}, steps=50))
     assert "texts which the lookahead misses may be missing" in warning(found, "tail of guided weights is heavy")

@@ -33,13 +33,14 @@ from structured_voronoi.lookahead import examples as examples_module
 from structured_voronoi.lookahead import fitting, rounds, training
 from structured_voronoi.lookahead.examples import ENOUGH, Examples, find_examples
 from structured_voronoi.lookahead.heads import PatternHead, Reader, Size
-from structured_voronoi.lookahead.lookahead import Lookahead, untrained
+from structured_voronoi.lookahead.lookahead import Lookahead, Reading, untrained
 from structured_voronoi.lookahead.pilot import draw_pilot
 from structured_voronoi.lookahead.reading import REST, check_patterns, factor_names
 from structured_voronoi.lookahead.rounds import own_cost, refine_in_rounds, share_of
 from structured_voronoi.lookahead.training import train_head
 from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.run.probability import summarise_weights
+from structured_voronoi.samplers.guided import START_TRIES
 from structured_voronoi.targets.tabular import AutoregressiveTable
 from structured_voronoi.verify.twins import GuidedWithoutProposal, RefreshWithoutProposal
 from system.commands import svs
@@ -279,6 +280,53 @@ def test_a_chain_does_not_depend_on_the_chains_beside_it() -> None:
         for chains in (11, 3)
     )
     assert (many["posterior"]["tokens"].values[:3] == few["posterior"]["tokens"].values).all()
+
+
+def test_a_start_does_not_depend_on_chains_that_are_still_looking() -> None:
+    """One proposal in many is possible, so that chains find theirs in different rounds."""
+    target = Listed(small_model(3), {Predicate(lambda text: text.count("pub") == 2, "two pubs"): 1.0})
+    problem = bind(target)
+    sampler = sv.Guided(untrained(problem, {"two pubs": "position"}, 0.1), tries=2, choices=3)
+    together = sampler.init(problem, sv.Rng(5, 32), None)
+    alone = [sampler.init(problem, sv.Rng(5, [chain]), None) for chain in range(32)]
+    assert torch.equal(together.tokens, torch.cat([state.tokens for state in alone]))
+    first = sampler._draw_texts(problem, state_lookahead(sampler), sv.Rng(5, 32).fork("start"), START_TRIES)
+    found = torch.stack([text.log_weight.isfinite() for text in first]).any(0)
+    assert 0 < int(found.sum()) < 32  # in the first round
+
+
+def state_lookahead(sampler: sv.Guided) -> Lookahead:
+    assert sampler.lookahead is not None
+    return sampler.lookahead
+
+
+def test_texts_that_have_ended_are_not_read_beside_others() -> None:
+    """What is expected of them is 1, in a batch of any size."""
+    model = sv.LanguageModel.load("bundled", length=4, ends="anywhere")
+    problem = bind(sv.Controlled(model, {Predicate(lambda text: "pub" in text, "pub"): 1.0}))
+    lookahead = untrained(problem, {"ends": "position", "pub": "position"}, 0.1)
+    assert problem.padding is not None
+    log_probs = torch.zeros(8, len(problem.embeddings)).log_softmax(-1)
+    log_probs[3:] = -torch.inf
+    log_probs[3:, problem.padding] = 0.0
+    states = {name: head.begin(torch.zeros(8, 0, dtype=torch.int64)) for name, head in lookahead.heads.items()}
+    expected = lookahead.weigh(problem, states, 0, log_probs, torch.zeros(8, problem.embeddings.shape[1])).log_expected
+    assert (expected[:3] < -0.1).all()
+    assert (expected[3:] == 0).all()
+
+
+def test_values_below_all_numbers_leave_everything_possible() -> None:
+    """Several heads that think nearly everything hopeless: what q then is may be poor, but not 0."""
+    problem = bind(Listed(small_model(3), CONTROLS["black box"]()))
+    lookahead = untrained(problem, {"likes_pubs": "position"}, 0.1)
+    log_probs = torch.full((8, len(problem.embeddings)), -1e4)
+    log_probs[:, 0], log_probs[:, 1] = 0.0, -100.0
+    value = torch.full_like(log_probs, 1e-37)
+    value[:, 1] = 1.0
+    readings = [Reading(torch.zeros(8, 1), value)] * 3
+    many = Lookahead({str(number): head for number, head in enumerate([*lookahead.heads.values()] * 3)}, 0.1, {})
+    weighed = many.combine(log_probs, readings)
+    assert weighed.log_q(torch.zeros(8, dtype=torch.int64)).isfinite().all()
 
 
 @pytest.mark.parametrize("size", ["token", "said"])

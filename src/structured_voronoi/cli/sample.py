@@ -68,8 +68,8 @@ def sample(
         int | None,
         WHOLE,
         Parameter(
-            help="Steps of each chain before its text. Default: none where chains start at the truth; for guided, as "
-            "many as leave 1 % of texts dependent on their start, by the effective share in a pilot; else 100."
+            help="Steps of each chain before its text. Default: none where chains start at the truth, and for guided, "
+            "a step of which makes as many choices as leave 0.3 % of texts dependent on their start; else 100."
         ),
     ] = None,
     thin: Annotated[int, WHOLE, Parameter(help="Further steps to the text.")] = 1,

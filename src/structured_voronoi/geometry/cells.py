@@ -66,6 +66,10 @@ class Cells(NamedTuple):
         return products(field.flatten(0, 1), self.axes.T).view(*field.shape[:2], -1)
 
 
+FEW = 64
+"""Cells of a table that some processors multiply otherwise beside more rows."""
+
+
 def products(rows: Float[Tensor, "row k"], table: Float[Tensor, "cell k"]) -> Float[Tensor, "row cell"]:
     """rows @ table.T, bit for bit the same for a row whatever rows are beside it.
 
@@ -73,7 +77,7 @@ def products(rows: Float[Tensor, "row k"], table: Float[Tensor, "cell k"]) -> Fl
     processors few cells are multiplied otherwise beside more rows, k and the cells in whole 16 bytes.
     """
     whole, cells = 16 // table.element_size(), len(table)
-    wider, more = -table.shape[1] % whole, -cells % whole
+    wider, more = -table.shape[1] % whole, -cells % whole if cells < FEW else 0
     if wider or more:
         rows, table = torch.nn.functional.pad(rows, (0, wider)), torch.nn.functional.pad(table, (0, wider, 0, more))
     product: Tensor = in_blocks(lambda block: block @ table.T, rows)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -43,6 +43,7 @@ from structured_voronoi.problem.drawing import (
     rows_to_redraw,
 )
 from structured_voronoi.problem.problem import Problem, bind
+from structured_voronoi.progress import show_note
 from structured_voronoi.streams import BLOCK, in_blocks, index_at_level, widened
 
 WEIGHTS, SETTINGS = "lookahead.safetensors", "lookahead.json"
@@ -178,6 +179,7 @@ class Lookahead:
 
         def choose(n: int, log_probs: Tensor, hidden: Tensor | None) -> Tensor:
             token = tokens[:, n].clone()
+            show_note(f"{len(token)} proposals, token {n + 1} of {problem.length}")
             for begin in range(0, len(token), at_a_time):
                 rows = slice(begin, begin + at_a_time)
                 some = {name: state[rows] for name, state in states.items()}
@@ -206,11 +208,13 @@ class Lookahead:
         self, problem: Problem, states: dict[str, Tensor], n: int, log_probs: Tensor, hidden: Tensor | None
     ) -> Weighed:
         """What the lookahead makes of every token at position ``n``; nothing of those after the end of a text."""
-        going = _going_rows(problem, log_probs)
-        if not len(going):
+        is_going = _which_go_on(problem, log_probs)
+        if is_going.all():
+            features = hidden_features(problem, hidden, len(log_probs))
+            return self.combine(log_probs, self.read(problem, states, n, features))
+        if not is_going.any():
             return Weighed.of(log_probs, torch.ones_like(log_probs))
-        if len(going) == len(log_probs):
-            return self.combine(log_probs, self.read(problem, states, n, hidden_features(problem, hidden, len(going))))
+        going = padded_rows(is_going.nonzero().squeeze(-1))
         some = {name: state[going] for name, state in states.items()}
         features = hidden_features(problem, None if hidden is None else hidden[going], len(going))
         weighed = self.combine(log_probs[going], self.read(problem, some, n, features))
@@ -237,8 +241,9 @@ class Lookahead:
         log_scale = torch.where(log_scale > -torch.inf, log_scale, 0.0)
         value = (log_value - log_scale).exp()
         expected = (log_probs.exp() * value).sum(-1, keepdim=True)
-        value = torch.where(expected > 0, value + self.delta * expected, 1.0)
-        return Weighed.of(log_probs, value, torch.where(expected > 0, log_scale, 0.0).squeeze(-1))
+        is_told = self.delta * expected > torch.finfo(expected.dtype).tiny  # else q may be 0 where p is not
+        value = torch.where(is_told, value + self.delta * expected, 1.0)
+        return Weighed.of(log_probs, value, torch.where(is_told, log_scale, 0.0).squeeze(-1))
 
     def check_fits(self, problem: Problem) -> None:
         """Refuse a target of another size, of whose texts this cannot say anything."""
@@ -322,8 +327,8 @@ def untrained(problem: Problem, sizes: dict[str, Size], delta: float, seed: int 
     return Lookahead(heads, delta, identify(problem))
 
 
-def _going_rows(problem: Problem, log_probs: Float[Tensor, "row token"]) -> Int[Tensor, " going"]:
-    """The rows whose text is not over, in whole blocks."""
+def _which_go_on(problem: Problem, log_probs: Float[Tensor, "row token"]) -> Bool[Tensor, " row"]:
+    """The rows whose text is not over."""
     if problem.padding is None:
-        return torch.arange(len(log_probs), device=log_probs.device)
-    return padded_rows((log_probs[:, problem.padding] < 0).nonzero().squeeze(-1))
+        return torch.ones_like(log_probs[:, 0], dtype=torch.bool)
+    return log_probs[:, problem.padding] < 0

@@ -29,7 +29,7 @@ from structured_voronoi.lookahead.lookahead import Lookahead
 from structured_voronoi.problem.drawing import ENDLESS, ancestral_draw, count_ended, log_bound, refuse_endless
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.progress import progress_bar
-from structured_voronoi.run.guided_moves import BEST, guided_moves, leftover, texts_drawn
+from structured_voronoi.run.guided_moves import BEST, TRIES, guided_choices, leftover, texts_drawn
 from structured_voronoi.run.pilots import (
     MOST_CHECKED,
     Draws,
@@ -39,7 +39,7 @@ from structured_voronoi.run.pilots import (
     keep_note,
 )
 from structured_voronoi.run.presets import Scale, text_sampler, total_steps
-from structured_voronoi.samplers.guided import Guided
+from structured_voronoi.samplers.guided import START_TRIES, Guided
 from structured_voronoi.streams import Rng
 
 LOOKAHEAD_TEXTS, LOOKAHEAD_SEED = 2048, 0
@@ -165,15 +165,15 @@ def _refuse_endless_texts(problem: Problem, seed: int) -> None:
 def _offer_of_guided(guide: Guide, warmup: int | None, thin: int) -> Offer:
     sampler, steps = _planned(guide, warmup, thin)
     said = f"effective share {guide.draws.share:.2g}; its lookahead {guide.origin}"
-    drawn = sampler.tries + steps * sampler.drawn
+    drawn = START_TRIES + steps * sampler.drawn
     return Offer(guide.draws.seconds * drawn if guide.draws.share else math.inf, said)
 
 
 def _planned(guide: Guide, warmup: int | None, thin: int) -> tuple[Guided, int]:
-    """Settings and steps: as many choices as the weights ask for in one step, or the warm-up that is asked for."""
-    tries, choices = guided_moves(guide.draws.log_weight)
-    in_a_step = choices - 1 if warmup is None else 1
-    return Guided(guide.lookahead, tries, choices=in_a_step), total_steps(warmup, thin, 0)
+    """Settings and steps: as many choices as the weights ask for, in one step or in those that are asked for."""
+    steps = total_steps(warmup, thin, 0)
+    choices = -(-(guided_choices(guide.draws.log_weight) - 1) // steps)
+    return Guided(guide.lookahead, TRIES, choices=choices), steps
 
 
 def _offer_of_svs(problem: Problem, chains: int, steps: int, seed: int, scale: Scale) -> Offer:
@@ -206,7 +206,7 @@ def plan_guided(
     progress: bool,
     other: Lookahead | None = None,
 ) -> GuidedPlan:
-    """Guided sampling with as many tries and steps as its lookahead needs; one is made if none is given."""
+    """Guided sampling with as many choices as its lookahead needs; one is made if none is given."""
     if guide is None:
         home = kept_folder(problem, LOOKAHEAD_TEXTS, LOOKAHEAD_SEED)
         guide = _make_guide(problem, home, find_kept(problem, home), count, other, seed, progress)
@@ -236,7 +236,7 @@ def _make_guide(
         draws = draw_guided(problem, lookahead, seed)
         if (
             draws.share >= SHARED
-            and count * (texts_drawn(*guided_moves(draws.log_weight)) - BEST) <= FITTED * LOOKAHEAD_TEXTS
+            and count * (texts_drawn(guided_choices(draws.log_weight)) - BEST) <= FITTED * LOOKAHEAD_TEXTS
         ):
             return Guide(lookahead, "is that of the first prompt", draws)
     began = perf_counter()

@@ -157,8 +157,8 @@ def plan_texts(
 
     The lookahead of an ``other`` prompt serves this one, too, if it does so well enough; texts are exact with any.
 
-    Without a given ``warmup`` there is none where draws are independent or chains start at the truth; guided chains
-    have as many steps as follow from a pilot (`guided_moves`), all others 100.
+    Without a given ``warmup`` there is none where draws are independent or chains start at the truth, nor for guided
+    chains, a step of which makes as many choices as follow from a pilot (`guided_choices`); all others have 100 steps.
     """
     from structured_voronoi.contracts import is_independent, tune
     from structured_voronoi.problem.problem import bind
@@ -176,7 +176,7 @@ def plan_texts(
         patience = patience and max(patience, PATIENT * seconds)  # what was chosen because it is slow may be slow
     draws_truth = problem.normalised and problem.is_autoregressive and not problem.masks
     starts_at_truth = draws_truth and start in (None, "ancestral") and name not in INEXACT
-    if warmup is None and starts_at_truth:
+    if warmup is None and starts_at_truth and name != "guided":
         warmup = 0
     if name == "guided":
         from structured_voronoi.run.choice import plan_guided

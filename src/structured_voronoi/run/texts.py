@@ -127,14 +127,14 @@ class TextRun:
         bookmark = None if kept is None else kept.bookmark(name_of_place(numbers[0]), chains)
         if bookmark is not None and (counted := bookmark.resume()):
             energies, total = list(counted["energies"].cpu()), restored_info(counted["total"])
-        with nullcontext() if kept is None or steps == 1 else kept.stopping:
+        with nullcontext() if kept is None or is_independent(self.plan.sampler) else kept.stopping:
             for state, info in islice(chains, steps - len(energies)):
                 energies.append(widened(info.energy).cpu())
                 total = info if total is None else merge_infos(total, info)
                 if self.watcher is not None:
                     self.watcher.moved(self.target, numbers, state.tokens, info)
                 tick(f"energy {float(info.energy.mean()):.2f}")
-                if kept is not None and bookmark is not None and kept.is_due:
+                if kept is not None and bookmark is not None and len(energies) < steps and kept.is_due:
                     bookmark.put({"energies": torch.stack(energies), "total": total._asdict()})
                     kept.save()
         if bookmark is not None:

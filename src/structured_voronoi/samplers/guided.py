@@ -23,8 +23,8 @@ from structured_voronoi.problem.drawing import check_autoregressive, checked_sta
 from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.streams import Rng, inverse_cdf
 
-START_ROUNDS = 50
-"""Rounds of proposals among which a chain looks for its first text."""
+START_TRIES, START_ROUNDS = 8, 100
+"""Proposals, or as many as a choice has, among which a chain looks for its first text; and how often, at most."""
 
 
 class State(NamedTuple):
@@ -48,7 +48,7 @@ class Guided:
 
     lookahead: Lookahead | None = None
     tries: int = 16
-    """K: texts among which a step chooses, the present one included."""
+    """K: texts among which a chain chooses, the present one included."""
     texts: int = 2048
     """Of the pilot that a lookahead of its own learns from."""
     choices: int = 1
@@ -79,17 +79,29 @@ class Guided:
             given = State(lookahead.score(problem, checked_start(problem, start, len(rng))), 0, lookahead)
             refuse_impossible_start(given.tokens, given.energy.isfinite())
             return given
-        rng, found = rng.fork("start"), list[Proposal]()
+        text = self._find_start(problem, lookahead, rng.fork("start"))
+        return State(text, 0, lookahead)
+
+    def _find_start(self, problem: Problem, lookahead: Lookahead, rng: Rng) -> Proposal:
+        """One of its own proposals for each chain, by weight; those that have found none go on looking."""
+        tries, lost = max(self.tries, START_TRIES), torch.arange(len(rng), device=problem.device)
+        text: Proposal | None = None
         for _ in range(START_ROUNDS):
-            texts = [*found, *self._draw_texts(problem, lookahead, rng, self.tries)]
-            found = [_taken(texts, self._pick(rng, self._log_weights(texts)))]
-            state = State(found[0], 0, lookahead)
-            lost = int((~state.energy.isfinite()).sum())
-            if not lost:
-                return state
+            row_rng = rng.select(lost)
+            drawn = self._draw_texts(problem, lookahead, row_rng, tries)
+            picked = _taken(drawn, self._pick(row_rng, self._log_weights(drawn)))
+            rng.catch_up(lost, row_rng)
+            if text is None:
+                text = picked
+            else:
+                for part, of_lost in zip(text, picked, strict=True):
+                    part[lost] = of_lost
+            lost = lost[~picked.log_weight.isfinite()]
+            if not len(lost):
+                return text
         raise NoStartError(
-            f"{lost} of {len(rng)} chains found no text of finite energy among {START_ROUNDS * self.tries} "
-            "proposals each; fit the lookahead on more texts, or give tokens to start from"
+            f"{len(lost)} of {len(rng)} chains found no text of finite energy among {START_ROUNDS * tries} proposals "
+            "each; fit the lookahead on more texts, or give tokens to start from"
         )
 
     def step(self, target: Target | Problem, rng: Rng, state: State) -> tuple[State, Info]:

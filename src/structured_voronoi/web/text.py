@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from structured_voronoi.contracts import Info
+from structured_voronoi.contracts import Info, is_independent
 from structured_voronoi.controls.parsing import parse_control
 from structured_voronoi.errors import SamplingError
 from structured_voronoi.progress import heard_by
@@ -108,7 +108,7 @@ class _Watcher:
             self.batch, self.step = chains, 0
         self.step += 1
         steps = self.plan.steps
-        if steps == 1 or (self.step > 1 and monotonic() - self.told < SECONDS):
+        if is_independent(self.plan.sampler) or (self.step > 1 and monotonic() - self.told < SECONDS):
             return
         self.told = monotonic()
         self._tell_progress("drawing texts", (chains.start * steps + self.step * len(chains)) / (self.count * steps))

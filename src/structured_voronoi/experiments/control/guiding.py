@@ -7,7 +7,7 @@ from typing import NamedTuple
 from structured_voronoi.lookahead.lookahead import Lookahead
 from structured_voronoi.lookahead.rounds import share_of
 from structured_voronoi.problem.problem import bind
-from structured_voronoi.run.guided_moves import guided_moves
+from structured_voronoi.run.guided_moves import TRIES, guided_choices
 from structured_voronoi.run.pilots import MOST_CHECKED
 from structured_voronoi.samplers.guided import Guided
 from structured_voronoi.streams import Rng
@@ -32,5 +32,5 @@ def measure_guided(lookahead: Lookahead, target: Controlled, texts: int, seed: i
     problem = bind(target)
     rng = Rng(seed, max(64, texts // 2), "guiding", problem.device)
     log_weight = lookahead.draw(problem, rng.uniform(problem.length)).log_weight
-    tries, choices = guided_moves(log_weight[:MOST_CHECKED].cpu().numpy())
-    return FittedGuided(Guided(lookahead, tries, choices=choices - 1), share_of(log_weight))
+    choices = guided_choices(log_weight[:MOST_CHECKED].cpu().numpy())
+    return FittedGuided(Guided(lookahead, TRIES, choices=choices - 1), share_of(log_weight))

@@ -95,8 +95,8 @@ def _markdown(results: dict[str, Any], stem: str, settings: Settings) -> str:
         f"{results['seed']}; model: {results['model']}. Success is by the judge, with Wilson intervals; perplexity is "
         "of the drawn tokens under the sampled language model, with bootstrap intervals; Dist-n is distinct over all "
         "n-grams of the texts of one target, averaged. Chain-based methods have "
-        f"{settings.comparison.seconds:g} seconds of one core for a batch; guided has the steps that its weights ask "
-        "for.",
+        f"{settings.comparison.seconds:g} seconds of one core for a batch; guided makes as many choices as its "
+        "weights ask for.",
         *sections(results, "topic", stem, settings.comparison, settings.text.length),
         "## Exact methods against rejection",
         *map(rejection_markdown, results["truth"]),
