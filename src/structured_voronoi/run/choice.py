@@ -3,7 +3,7 @@
 It goes by the seconds that a text takes, as a pilot on this machine measures them:
 
 * rejection: seconds of a try over the share of tries that are accepted;
-* guided: evaluations that a text needs, which follow from the effective share of the lookahead's own draws;
+* guided: evaluations that a text needs, which follow from the weights of the lookahead's own draws;
 * svs+refresh: steps of a chain times the seconds of a step.
 
 Tries come first. A lookahead is fitted only if rejection would take longer for all texts than the fitting, and is kept

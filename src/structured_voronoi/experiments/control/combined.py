@@ -55,7 +55,7 @@ class Settings:
     """Of which the other regular expression asks for one."""
 
 
-def _make_controls(case: str, guide: str, settings: Settings) -> dict[Control, float]:
+def make_controls(case: str, guide: str, settings: Settings) -> dict[Control, float]:
     """The controls of a case and their weights; ``guide`` is the classifier of food, by name or folder."""
     if case == ONE_REGEX:
         return {Predicate.regex(rf"(?i)\b({'|'.join(settings.places)})\b"): 1.0}
@@ -86,7 +86,7 @@ def _draw(task: tuple[str, str], model: str, guide: str, settings: Settings) -> 
     """Energies of the draws, and which of them satisfy every control."""
     case, name = task
     lm = LanguageModel.load(model, length=settings.text.length)
-    target, sampler = Controlled(lm, _make_controls(case, guide, settings)), text_sampler(name)
+    target, sampler = Controlled(lm, make_controls(case, guide, settings)), text_sampler(name)
     begun, steps = process_time(), settings.regex_steps if case == ONE_REGEX else settings.steps
     if name == GUIDED:
         (sampler, share), steps = fit_guided(target, settings.pilot, settings.seed), 1
