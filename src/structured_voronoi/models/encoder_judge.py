@@ -39,9 +39,9 @@ class EncoderRecipe:
 
     base: str = "minilm"
     """A name of `svs models ls`, or a folder."""
-    epochs: float = 3.0
+    epochs: float = 4.0
     batch: int = 32
-    learning_rate: float = 1e-4
+    learning_rate: float = 5e-5
     averaged: float = 0.1
     """The last share of the steps, about, over which the parameters are averaged: any single one is partly noise."""
     longest: int = 64
