@@ -48,6 +48,9 @@ FITTED = 2.0
 """Texts that fitting a lookahead draws for each of those that it learns from."""
 TRAINING_SECONDS = 12.0
 """Of a lookahead, besides its texts; a rough guess, to see whether rejection would be done sooner."""
+TYPICAL = 60
+"""Texts that are drawn for a guided one, before anything is known of its lookahead: 25 for one word, 40 under a
+classifier, 90 to 170 for two or three words together were measured."""
 PART = 0.25
 """Accepted tries are waited for as long as tries take this part of fitting a lookahead."""
 UNSURE = 4.0
@@ -122,7 +125,7 @@ def choose_sampler(
         return Choice("svs+refresh", f"svs+refresh, because {_cause(error)}")
 
     fitting = _fitting_seconds(tries)
-    saved = tries.seconds * (_over(1, tries.mean) - BEST)  # by the best of lookaheads
+    saved = tries.seconds * (_over(1, tries.mean) - TYPICAL)  # a text, by a lookahead
     if kept is None and count * saved <= fitting:
         seconds = tries.seconds / tries.mean
         cost = f"{seconds:.2g} s a text, {tries.mean:.2g} of tries accepted"
