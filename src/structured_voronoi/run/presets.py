@@ -176,7 +176,7 @@ def plan_texts(
         patience = patience and max(patience, PATIENT * seconds)  # what was chosen because it is slow may be slow
     draws_truth = problem.normalised and problem.is_autoregressive and not problem.masks
     starts_at_truth = draws_truth and start in (None, "ancestral") and name not in INEXACT
-    if warmup is None and starts_at_truth and name != "guided":
+    if warmup is None and starts_at_truth:
         warmup = 0
     if name == "guided":
         from structured_voronoi.run.choice import plan_guided
