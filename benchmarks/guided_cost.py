@@ -41,7 +41,7 @@ def main() -> None:
     lm = sv.LanguageModel.load(model, length=settings.text.length)
     target = sv.Controlled(lm, make_controls(CASES[0], guide, settings))
     problem, began = bind(target), process_time()
-    lookahead = sv.Lookahead.fit(target, settings.pilot, settings.seed, progress=False)
+    lookahead = sv.Lookahead.fit(target, settings.pilot, settings.seed)
     fit = process_time() - began
     seconds: dict[str, list[float]] = {"guided": [], "rejection, waves of 64": [], "rejection, waves of 256": []}
     for turn in range(TURNS):

@@ -25,7 +25,8 @@ import xarray  # noqa: F401 (so that it is imported once and not in every proces
 
 import structured_voronoi as sv
 from structured_voronoi.contracts import Chains
-from structured_voronoi.lookahead import fitting, rounds, training
+from structured_voronoi.engine.settings import EngineSettings
+from structured_voronoi.lookahead.settings import LookaheadSettings
 from structured_voronoi.models import unfinished
 from structured_voronoi.models.classifier_training import train_classifier
 from structured_voronoi.models.classifiers import ClassifierRecipe
@@ -33,9 +34,13 @@ from structured_voronoi.models.corpora import Corpus
 from structured_voronoi.models.loading import load_model
 from structured_voronoi.models.restaurants import descriptions
 from structured_voronoi.models.training import Recipe, train_language_model
-from structured_voronoi.run import checkpoints, probability
+from structured_voronoi.run import checkpoints
 from structured_voronoi.samplers import svs
 from structured_voronoi.targets.tabular import AutoregressiveTable
+
+ROUNDS = EngineSettings(
+    first_round=16, batch_rows=16, min_learning_tries=32, lookahead=LookaheadSettings(steps=20, batch=64)
+)
 
 Job = Callable[[Path | None, Path], bytes]
 """(checkpoint or none, folder for results) -> all that the job gives."""
@@ -50,8 +55,6 @@ def main() -> int:
     checkpoints.SECONDS, checkpoints.SHARE = 0.0, float("inf")  # after every step
     unfinished.CHECKPOINT_STEPS = 3
     svs.PILOT_SCALES, svs.PILOT_STEPS = (0.3, 0.7), 5
-    training.STEPS = dict.fromkeys(training.STEPS, 20)
-    fitting.CHECKED, rounds.STEPS, rounds.ROUNDS, probability.AT_A_TIME = 16, 20, 1, 32
 
     source, kills, runs, lost = random.Random(asked.seed), 0, 0, []
     jobs = {name: (job, run_once(job, None)[0], count_moments(job)) for name, job in all_jobs().items()}
@@ -177,7 +180,7 @@ def all_jobs() -> dict[str, Job]:
     texts: dict[str, dict[str, Any]] = {
         "chains": {"controls": food, "n": 18, "sampler": "svs+refresh", "warmup": 2},
         "prompts": {"prompts": ["Near the", "The", "At a"], "n": 30, "sampler": "ancestral"},
-        "prompts under control": {"prompts": ["Near the", "At"], "controls": food, "n": 9, "sampler": "rejection"},
+        "prompts under control": {"prompts": ["Near the", "At"], "controls": food, "n": 9, "settings": ROUNDS},
     }
     jobs |= {f"texts: {name}": generating(model, settings) for name, settings in texts.items()}
     return jobs | {
@@ -223,7 +226,9 @@ def generating(model: sv.LanguageModel, settings: dict[str, Any]) -> Job:
 
 def estimating(target: AutoregressiveTable) -> Job:
     def job(checkpoint: Path | None, _: Path) -> bytes:
-        found = sv.probability(target, texts=256, seed=7, progress=False, monte_carlo=True, checkpoint=checkpoint)
+        found = sv.probability(
+            target, texts=256, seed=7, progress=False, monte_carlo=True, checkpoint=checkpoint, settings=ROUNDS
+        )
         return repr(found).encode()
 
     return job

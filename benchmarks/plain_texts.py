@@ -65,7 +65,7 @@ def count_hits(model: sv.LanguageModel, texts: int, out: Path) -> list[list[int]
 def guided_probability(model: sv.LanguageModel, words: tuple[str, ...]) -> Probability:
     """By weighted texts of a lookahead, as `svs reproduce rare` has it."""
     target = sv.Controlled(model, {sv.controls.Predicate.keyword(word): 1.0 for word in words})
-    lookahead = sv.Lookahead.fit(target, texts=PILOT, seed=SEED, progress=False)
+    lookahead = sv.Lookahead.fit(target, texts=PILOT, seed=SEED)
     return sv.probability(target, texts=WEIGHTED, seed=SEED, lookahead=lookahead, progress=False)
 
 

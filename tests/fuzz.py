@@ -270,7 +270,7 @@ def fuzz_sample(draw: Draw) -> Outcome:
     options = dict(TINY)
     hostile: dict[str, st.SearchStrategy[str]] = {
         **dict.fromkeys(["-n", "--length", "--seed", "--warmup", "--thin"], INTEGERS),
-        **dict.fromkeys(["--scale", "--patience", "--control-timeout"], REALS),
+        **dict.fromkeys(["--scale", "--tolerance", "--control-timeout"], REALS),
         **dict.fromkeys(["--prompt", "--suffix", "--stop", "--system", "--ends", "--sampler", "--start"], TEXTS),
         **dict.fromkeys(["--model", "--device", "--dtype", "--prompt-column"], NAMES),
         "--device": st.sampled_from(["meta", "cuda", "cuda:99", "xla", "cpu:7", "tpu", "", "vulkan"]),
@@ -284,7 +284,7 @@ def fuzz_sample(draw: Draw) -> Outcome:
     for name in draw(st.lists(st.sampled_from(sorted(hostile)), min_size=1, max_size=2, unique=True)):
         options[name] = draw(hostile[name])
     if "--control" in options:
-        options |= {"--sampler": "rejection", "--patience": "1"}
+        options |= {"--sampler": "rejection", "--time-limit": "5"}
     return run(["sample", *_joined(options)])
 
 
@@ -469,7 +469,7 @@ def fuzz_lookahead_folder(draw: Draw) -> Outcome:
     target = _controlled()
     original = strange_places() / "lookahead-original"
     if not original.exists():
-        untrained(bind(target), {"keyword=a": "small"}, delta=0.1, seed=0).save(original)
+        untrained(bind(target), {"keyword=a": "token"}, seed=0).save(original)
     folder, case = _damage_folder(draw, original, "lookahead")
     return judge(case, lambda: sv.Lookahead.load(folder, target))
 
@@ -570,7 +570,7 @@ def fuzz_control(draw: Draw) -> Outcome:
     samplers = ["rejection"] if value in ("NaN", "-inf", "inf") else ["rejection", "svs", "refresh", "pncg"]
     sampler = draw(st.sampled_from(samplers))  # without a text that fits, only rejection gives up soon
     weight = value if wrong == "weight" else 1.0
-    settings = {"length": 2, "ends": "never", "sampler": sampler, "warmup": 1, "patience": 0.5, "progress": False}
+    settings = {"length": 2, "ends": "never", "sampler": sampler, "warmup": 1, "time_limit": 5.0, "progress": False}
 
     def use() -> None:
         found = sv.generate(_model(), controls={control: weight}, n=1, **settings)
@@ -629,8 +629,8 @@ def fuzz_settings(draw: Draw) -> Outcome:
 
 def fuzz_generate(draw: Draw) -> Outcome:
     """Settings of `generate` of any type."""
-    names = "prompts controls n length ends stop sampler scale warmup thin start seed chat system suffix patience"
-    wrong = _anything(draw, f"{names} control_timeout")
+    names = "prompts controls n length ends stop sampler scale warmup thin start seed chat system suffix"
+    wrong = _anything(draw, f"{names} control_timeout tolerance time_limit weighted")
     tiny = {"n": 1, "length": 2, "ends": "never", "sampler": "ancestral", "warmup": 0, "progress": False}
     return judge(f"generate with {wrong}", lambda: sv.generate(_model(), **(tiny | wrong)))
 

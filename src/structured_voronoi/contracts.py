@@ -72,8 +72,6 @@ class Autoregressive(Target, Protocol):
     * ``log_factors(tokens) -> {name: (chains,)}``: the terms that log_prob has besides, each minus its bound; a
       lookahead learns them one by one, and ``patterns``, {name: Pattern}, are those that it can compile instead, unless
       they are compiled already and have ``automaton(length)``;
-    * ``prefix_factor(name, tokens) -> (chains,)``: such a term of texts that end after these tokens, for the names in
-      ``readable``; NaN where it cannot be told;
     * ``why_above_bound(tokens) -> str``: what exceeds the bound, for the error when something does;
     * ``temperature``, if not 1: redraws are refused, as the conditionals of p^(1/T) are not those of p.
     """
@@ -102,8 +100,6 @@ TARGET_ABILITIES = {
     "log_bound": "value",
     "log_factors": "method",
     "patterns": "value",
-    "prefix_factor": "method",
-    "readable": "value",
     "why_above_bound": "method",
     "temperature": "value",
 }
@@ -154,8 +150,7 @@ class Control(Protocol):
       mixtures of tokens', and its gradient; without it the control does not steer COLD;
     * ``bind(model) -> Control``: the control made ready for a language model, or an error if it does not fit;
     * ``bound``, a number: scores never exceed it, so that rejection is possible; 0 if absent;
-    * ``pattern``, a Pattern: texts that match it score 0, others -inf; a lookahead compiles it;
-    * ``reads_prefixes``, True where a lookahead may ask it about every prefix of a text, as that costs little.
+    * ``pattern``, a Pattern: texts that match it score 0, others -inf; a lookahead compiles it.
     """
 
     @property
@@ -172,7 +167,6 @@ CONTROL_ABILITIES = {
     "bind": "method",
     "bound": "value",
     "pattern": "value",
-    "reads_prefixes": "value",
 }
 
 

@@ -265,3 +265,12 @@ def _place(error: BaseException) -> str:
         if not frame.filename.startswith((OURS, *LIBRARIES, "<")):
             return f"{Path(frame.filename).name}, line {frame.lineno}: "
     return ""
+
+
+def check_tolerance(tolerance: float) -> None:
+    """Raise an error unless 0 <= tolerance < 0.5."""
+    if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not 0 <= tolerance < 0.5:
+        raise SamplingError(
+            f"tolerance = {tolerance!r} is not a distance between distributions; use a number of at least 0 and below "
+            "0.5, for example 0.003"
+        )

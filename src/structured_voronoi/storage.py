@@ -16,6 +16,7 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -31,6 +32,8 @@ RAY = "ray"
 PART_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*", re.ASCII)
 SHOWN = 60
 """Characters of a value that an error shows."""
+LOCK_BYTES = 20
+"""Size of the process id in a lock file, which is padded with spaces."""
 
 
 class DamagedError(SamplingError):
@@ -158,7 +161,7 @@ class Store:
         """Free the lock, as the kernel does where a process is killed; folders made for a run that did not begin go."""
         if self._lock >= 0:
             with contextlib.suppress(OSError):
-                os.ftruncate(self._lock, 0)
+                os.pwrite(self._lock, b" " * LOCK_BYTES, 0)
             if self.manifest is None and self._made:
                 self._remove([LOCK])
                 with contextlib.suppress(OSError):  # somebody else may have put something there
@@ -251,6 +254,7 @@ class Store:
 
     def _look_around(self, resume: bool) -> None:
         """Read the manifest and check the parts, if there are any; what a killed process left half written goes."""
+        self._refuse_linked_folders()
         (self.folder / (MANIFEST + NEW)).unlink(missing_ok=True)
         if not (self.folder / MANIFEST).exists():
             return
@@ -269,6 +273,18 @@ class Store:
         if foreign and MANIFEST not in names:
             raise SamplingError(f"{self.folder} holds other files ({foreign[0]}); choose a new or an empty folder")
 
+    def _refuse_linked_folders(self) -> None:
+        """Raise an error if a link to a folder would make the run write outside its own folder."""
+        for place, folders, _ in os.walk(self.folder):
+            for path in (Path(place, name) for name in folders):
+                if path.is_symlink():
+                    raise SamplingError(
+                        f"{path} is a link to a folder, and checkpoints do not follow links; replace it by the folder "
+                        "itself, or choose another checkpoint folder"
+                    )
+            if place == str(self.folder) and RAY in folders:
+                folders.remove(RAY)  # Ray makes links of its own there
+
     def _refuse(self, path: Path, error: OSError) -> NoReturn:
         remedy = "choose another folder"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -280,10 +296,14 @@ class Store:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that, whatever happens, its name stands for all of the old bytes or all of the new ones."""
+    """Replace a file in one step: at every moment its name stands for all of the old bytes or all of the new ones.
+
+    The new bytes are first written to a file with the suffix ``.new``. A link of that name is removed, not followed.
+    """
     new = path.with_name(path.name + NEW)
     try:
-        with new.open("wb") as file:
+        new.unlink(missing_ok=True)
+        with new.open("xb") as file:  # creates the file, or fails
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -351,12 +371,13 @@ class LineFile:
 
 
 def _take_lock(folder: Path) -> int:
-    """The descriptor of the folder's lock, which holds our process id for others to read."""
-    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    """Lock the folder and return the descriptor of the lock file, which holds the id of this process."""
+    path = folder / LOCK
+    lock = _open_lock(path)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = os.read(lock, 20).decode(errors="replace") or "another"
+        holder = os.pread(lock, LOCK_BYTES, 0).decode(errors="replace").strip() or "another"
         os.close(lock)
         raise SamplingError(
             f"{folder} is in use by process {holder}; wait until it has ended, or choose another folder"
@@ -364,12 +385,34 @@ def _take_lock(folder: Path) -> int:
     except OSError:
         os.close(lock)
         raise
-    if not os.fstat(lock).st_nlink:  # it was removed with its folder while we came
+    if not os.fstat(lock).st_nlink:  # another process removed the file and its folder before the lock was taken
         os.close(lock)
         return _take_lock(folder)
-    os.ftruncate(lock, 0)
-    os.write(lock, str(os.getpid()).encode())
+    try:
+        if not re.fullmatch(rb"[0-9 ]{0,%d}" % LOCK_BYTES, os.pread(lock, LOCK_BYTES + 1, 0)):
+            raise _lock_error(path, "holds data that no run has written")
+        os.pwrite(lock, str(os.getpid()).encode().ljust(LOCK_BYTES), 0)
+    except BaseException:
+        os.close(lock)
+        raise
     return lock
+
+
+def _open_lock(path: Path) -> int:
+    """Open or create a lock file: a regular file with one name, so that no other file is written through a link."""
+    if path.is_symlink():
+        raise _lock_error(path, "is a symbolic link")
+    flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK
+    lock = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)  # it may have become a link meanwhile
+    status = os.fstat(lock)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
+        return lock
+    os.close(lock)
+    raise _lock_error(path, "has more than one hard link" if stat.S_ISREG(status.st_mode) else "is not a regular file")
+
+
+def _lock_error(path: Path, cause: str) -> SamplingError:
+    return SamplingError(f"the lock {path} {cause} and is not used; remove it, or choose another checkpoint folder")
 
 
 def _damage(path: Path, part: Part) -> str | None:

@@ -239,6 +239,6 @@ def test_controls_that_do_not_steer_it_are_named() -> None:
     food = sv.controls.Classifier.load("food", "Italian")
     mixed = sv.Controlled(bundled(), {food: 1.0, pub: 1.0, chips: 0.0})
     assert plan_texts(mixed, "cold").reason == (
-        "keyword=pub cannot read soft texts and will not steer COLD; classifiers do"
+        "keyword=pub cannot read mixtures of tokens and will not steer COLD; classifiers do"
     )
     assert plan_texts(italian(), "cold").reason is None

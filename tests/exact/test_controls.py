@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import sys
 import time
 from pathlib import Path
 
@@ -161,6 +162,24 @@ def test_controls_as_they_are_written(tmp_path: Path, monkeypatch: pytest.Monkey
         control, found = parse_control(written)
         assert (control.name, found) == (name, weight)
     assert probabilities(parse_control("my_rules:short")[0]) == [0, 1, 1]
+
+
+def test_the_current_folder_comes_last_when_a_control_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("rules_of_this_folder", "wave", "math"):
+        (tmp_path / f"{name}.py").write_text("def short(text):\n    return len(text) < 20\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    monkeypatch.delitem(sys.modules, "wave", raising=False)
+    assert parse_control("rules_of_this_folder:short")[0].name == "rules_of_this_folder:short"
+    assert sys.path[-1] == str(tmp_path)
+    assert sys.path.count(str(tmp_path)) == 1
+    for name in ("wave", "math"):
+        hidden = rf"Python imports another module {name} \(.*\) and not {tmp_path / name}\.py; rename that file"
+        with pytest.raises(sv.SamplingError, match=hidden):
+            parse_control(f"{name}:short")
+    monkeypatch.delitem(sys.modules, "rules_of_this_folder")
 
 
 @pytest.mark.parametrize(

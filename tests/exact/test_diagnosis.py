@@ -138,14 +138,14 @@ def test_guided_texts_with_poor_weights() -> None:
         False: AutoregressiveTable(embeddings, model),
     }
     for poor, target in targets.items():
-        lookahead = untrained(bind(target), {}, 0.1)
+        lookahead = untrained(bind(target))
         draws = draw(target, sv.Guided(lookahead, tries=2), draws=25, chains=8)
         found = sv.diagnose(draws)
         assert draws["sample_stats"]["log_weights"].shape == (8, 25, 1, 1)
         assert (found.figures["effective share of weights"] < 0.1) is poor
         if poor:
             assert not found.trusted
-            assert "Lookahead.fit(target, texts=8192)" in warning(found, "still depend on their start")
+            assert "Lookahead.fit(target, texts=8192)" in warning(found, "too few to forget the start")
         else:
             assert not [told for told in found.warnings if "weights" in told]
 
@@ -155,7 +155,6 @@ def test_a_heavy_tail_of_weights_is_told() -> None:
     energy = np.random.default_rng(1).normal(size=(4, 50))
     found = diagnose_record(Record("Guided", energy, counts={"log_weights": np.log(weights)}, steps=50))
     assert "texts which the lookahead misses may be missing" in warning(found, "tail of guided weights is heavy")
-    assert not found.trusted
     light = diagnose_record(Record("Guided", energy, counts={"log_weights": np.log(1 + weights**0.2)}, steps=50))
     assert light.trusted
 
@@ -205,7 +204,7 @@ def test_one_text_a_chain_is_judged_by_its_steps() -> None:
     left = Record("svs", energies[0.3], one_text=True, chains=range(8, 16), steps=100)
     told = warning(diagnose_record(left), "disagree")
     assert all(8 <= int(part.split()[0].strip(",);")) < 16 for part in told.split("in chain ")[1:]), told
-    assert "--warmup 400, --sampler svs+refresh or --sampler guided" in told
+    assert "--warmup 400, --sampler svs+refresh or --sampler adaptive" in told
 
 
 def test_many_draws_are_judged_by_some_of_the_chains(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 import structured_voronoi as sv
 from structured_voronoi.lookahead.lookahead import untrained
 from structured_voronoi.lookahead.reading import REST
+from structured_voronoi.lookahead.settings import LookaheadSettings
 from structured_voronoi.problem.drawing import redraw_by
 from structured_voronoi.problem.problem import bind
 from structured_voronoi.samplers.smc import resampled
@@ -66,7 +67,12 @@ def test_a_redraw_without_parents_is_done_by_conditionals() -> None:
 def test_draws_do_not_depend_on_how_chains_are_split(particles: int) -> None:
     target = sv.Controlled(bundled(), {Keyword("the"): 1.0, sv.controls.Classifier.load("food", "Italian"): 0.5})
     problem = bind(target)
-    lookahead = untrained(problem, dict.fromkeys(target.log_factors(torch.full((1, 6), 300)), "hidden"), 1.0, seed=1)
+    lookahead = untrained(
+        problem,
+        dict.fromkeys(target.log_factors(torch.full((1, 6), 300)), "hidden"),
+        LookaheadSettings(delta=1.0),
+        seed=1,
+    )
     sampler = sv.SMC(lookahead, particles)
 
     def draw(chains: range) -> tuple[Tensor, Tensor]:
@@ -87,7 +93,7 @@ def test_draws_do_not_depend_on_how_chains_are_split(particles: int) -> None:
 def test_one_particle_has_the_weight_of_a_proposal() -> None:
     """Without others to be resampled from, p W / q of the whole text is what the factors multiply to."""
     target = sv.verify.sentences(controlled=True)
-    lookahead = untrained(bind(target), {REST: "token"}, 0.3, seed=0)
+    lookahead = untrained(bind(target), {REST: "token"}, LookaheadSettings(delta=0.3), seed=0)
     found = sv.SMC(lookahead, 1, threshold=1.0).run(target, sv.Rng(0, 64))
     scored = lookahead.score(bind(target), found.tokens[:, 0])
     torch.testing.assert_close(found.log_weight[:, 0], scored.log_weight)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 import structured_voronoi as sv
 from structured_voronoi.lookahead.lookahead import untrained
+from structured_voronoi.lookahead.settings import LookaheadSettings
 from structured_voronoi.problem.problem import bind
 from structured_voronoi.samplers import refresh
 from structured_voronoi.streams import Rng
@@ -162,7 +163,7 @@ def listed_texts() -> AutoregressiveTable:
 
 
 EIGHT = listed_texts()
-RANDOM = untrained(bind(EIGHT), {"rest": "token"}, delta=0.01, seed=2)
+RANDOM = untrained(bind(EIGHT), {"rest": "token"}, LookaheadSettings(delta=0.01), seed=2)
 """A lookahead that has learnt nothing, and says something else of every token."""
 
 

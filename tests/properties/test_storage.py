@@ -14,7 +14,7 @@ import pytest
 
 from structured_voronoi import storage
 from structured_voronoi.errors import SamplingError
-from structured_voronoi.storage import LOCK, MANIFEST, Store, read_manifest
+from structured_voronoi.storage import LOCK, MANIFEST, LineFile, Store, read_manifest
 
 SETTINGS = {"seed": 0, "sampler": {"name": "SVS", "scale": 0.5}, "limit": float("nan"), "prompt": "at the café"}
 
@@ -49,7 +49,8 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
 
 def test_every_flipped_byte_is_refused_by_the_name_of_its_file(tmp_path: Path) -> None:
     whole = files_of(kept_run(tmp_path))
-    source, places = random.Random(5), [(name, i) for name, data in whole.items() for i in range(len(data))]
+    places = [(name, i) for name, data in whole.items() for i in range(len(data)) if name != LOCK]
+    source = random.Random(5)
     assert len(places) > 800
     for name, place in source.sample(places, 500):
         damaged = bytearray(whole[name])
@@ -139,7 +140,82 @@ def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
         other.kill()
         other.communicate()
     Store(tmp_path).close()  # the lock of a killed process is free
-    assert (tmp_path / LOCK).read_bytes() == b""
+    assert (tmp_path / LOCK).read_bytes().strip() == b""
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [
+        ("symbolic link", "is a symbolic link"),
+        ("dangling link", "is a symbolic link"),
+        ("hard link", "has more than one hard link"),
+        ("pipe", "is not a regular file"),
+        ("other file", "holds data that no run has written"),
+    ],
+)
+def test_a_lock_file_that_is_a_link_or_holds_other_data_is_refused_and_left_alone(
+    tmp_path: Path, kind: str, cause: str, resume: bool
+) -> None:
+    folder, target = tmp_path / "run", tmp_path / "letter.txt"
+    if resume:
+        kept_run(folder)
+        (folder / LOCK).unlink()
+    else:
+        folder.mkdir()
+    lock = folder / LOCK
+    target.write_text("dear")
+    if kind == "symbolic link":
+        lock.symlink_to(target)
+    elif kind == "dangling link":
+        lock.symlink_to(tmp_path / "new.txt")
+    elif kind == "hard link":
+        lock.hardlink_to(target)
+    elif kind == "pipe":
+        os.mkfifo(lock)
+    else:
+        lock.write_text("dear")
+    with pytest.raises(SamplingError, match=f"^the lock {lock} {cause} and is not used; remove it, or choose [^\n]*$"):
+        Store(folder, resume)
+    assert target.read_text() == "dear"
+    assert kind != "other file" or lock.read_text() == "dear"
+    assert not (tmp_path / "new.txt").exists()
+
+
+def test_a_lock_file_of_a_killed_process_is_used_again(tmp_path: Path) -> None:
+    (kept_run(tmp_path) / LOCK).write_bytes(b"123456789")
+    with Store(tmp_path):
+        assert int((tmp_path / LOCK).read_bytes()) == os.getpid()
+
+
+@pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
+def test_a_link_in_place_of_a_file_being_written_is_not_followed(tmp_path: Path, link: Any) -> None:
+    other, path = tmp_path / "letter.txt", tmp_path / "lines.jsonl"
+    other.write_text("dear")
+    link(tmp_path / "lines.jsonl.new", other)
+    with LineFile(path) as lines:
+        lines.write(["one"])
+    with Store(tmp_path / "run") as store:
+        store.begin("test", SETTINGS, {})
+        link(tmp_path / "run" / "draws-0.json.new", other)
+        store.commit({"draws-0.json": b"[1]"})
+    assert other.read_text() == "dear"
+    assert path.read_text() == "one\n"
+    assert not path.is_symlink()
+    assert read_manifest(tmp_path / "run").damage(tmp_path / "run") == []
+    assert not list(tmp_path.rglob("*.new"))
+
+
+@pytest.mark.parametrize("name", ["guide", "ray"])
+def test_a_run_does_not_write_through_a_link_to_another_folder(tmp_path: Path, name: str) -> None:
+    kept_run(tmp_path / "run")
+    (tmp_path / "run" / "ray" / "session").mkdir(parents=True)
+    (tmp_path / "run" / "ray" / "session_latest").symlink_to("session")  # as Ray does
+    Store(tmp_path / "run").close()
+    (tmp_path / "run" / name).rename(tmp_path / "elsewhere")
+    (tmp_path / "run" / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SamplingError, match=f"{name} is a link to a folder, and checkpoints do not follow links; repl"):
+        Store(tmp_path / "run")
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EIO])

@@ -42,7 +42,7 @@ def test_samplers_keep_the_distribution_of_texts_that_end(name: str, stop: tuple
 
 @cache
 def lookahead(stop: tuple[str | int, ...]) -> sv.Lookahead:
-    return sv.Lookahead.fit(listed(stop), texts=256, seed=1, progress=False)
+    return sv.Lookahead.fit(listed(stop), texts=256, seed=1)
 
 
 @pytest.mark.parametrize("stop", STOPS, ids=str)
@@ -106,7 +106,7 @@ CONTROLS = {
 def test_controls_of_texts_that_end(control: str) -> None:
     """They read the text without padding, and a lookahead reads their pattern up to the end."""
     target = ControlledTexts(listed(STOPS[1]), CONTROLS[control])
-    trained = sv.Lookahead.fit(target, texts=256, seed=1, progress=False)
+    trained = sv.Lookahead.fit(target, texts=256, seed=1)
     assert set(trained.heads) == {CONTROLS[control].name, "the text ends"}
     possible = target.probabilities() > 0
     samplers = [(sv.Guided(trained, tries=3), 2), (sv.Refresh(2, lookahead=trained), 4), (sv.Rejection(wave=4096), 1)]

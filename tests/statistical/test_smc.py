@@ -14,6 +14,7 @@ import structured_voronoi as sv
 from helpers import LEVEL
 from structured_voronoi.lookahead.lookahead import Lookahead, untrained
 from structured_voronoi.lookahead.reading import REST
+from structured_voronoi.lookahead.settings import LookaheadSettings
 from structured_voronoi.metrics.divergence import pooled_chi_square
 from structured_voronoi.problem.problem import bind
 
@@ -48,9 +49,9 @@ def test_z_is_unbiased_on_a_table(lookahead: str, particles: int) -> None:
     truth = float(target.log_prob(target.support()).exp().sum())
     made: Any = lookahead
     if lookahead == "trained":
-        made = Lookahead.fit(target, texts=256, progress=False)
+        made = Lookahead.fit(target, texts=256)
     elif lookahead == "random":
-        made = untrained(bind(target), {REST: "token"}, 1.0, seed=SEED)
+        made = untrained(bind(target), {REST: "token"}, LookaheadSettings(delta=1.0), seed=SEED)
     assert abs(z_score(sv.SMC(made, particles, 1.0), target, truth, 4000)) < 4
     if made != "none":
         assert abs(z_score(WithoutLast(made, particles, 1.0), target, truth, 4000)) > 8
@@ -68,8 +69,8 @@ def test_z_is_unbiased_on_texts() -> None:
     truth = float(target.log_prob(texts_of(words)).double().exp().sum())
     sizes = dict.fromkeys((control.name for control in controls), "hidden")
     lookaheads: list[Any] = [
-        Lookahead.fit(target, texts=128, progress=False),
-        untrained(bind(target), sizes, 1.0, seed=SEED),  # type: ignore[arg-type]
+        Lookahead.fit(target, texts=128),
+        untrained(bind(target), sizes, LookaheadSettings(delta=1.0), seed=SEED),  # type: ignore[arg-type]
         "none",
     ]
     for lookahead in lookaheads:
@@ -89,7 +90,11 @@ def one_text_a_system(sampler: sv.SMC, target: Any, systems: int) -> np.ndarray:
 def test_texts_are_right_in_the_limit_and_not_before(lookahead: str) -> None:
     """With 512 particles the truth is not told from the draws of 2,000 systems; with 2 it is, by far."""
     target = sv.verify.sentences(controlled=True)
-    made: Any = untrained(bind(target), {REST: "token"}, 1.0, seed=SEED) if lookahead == "random" else "none"
+    made: Any = (
+        untrained(bind(target), {REST: "token"}, LookaheadSettings(delta=1.0), seed=SEED)
+        if lookahead == "random"
+        else "none"
+    )
     truth = target.probabilities().numpy()
     many, few = (
         pooled_chi_square(one_text_a_system(sv.SMC(made, particles), target, 2000), truth) for particles in (512, 2)

@@ -19,6 +19,7 @@ from structured_voronoi.samplers.ancestral import Ancestral, State
 from structured_voronoi.streams import Rng
 from structured_voronoi.targets.categorical import hypercube, toy
 from structured_voronoi.verify.claims import LEAST_MOVED, LEVEL, Case, Verdict, cases
+from structured_voronoi.verify.engine import Adaptive
 from structured_voronoi.verify.twins import (
     ColdMomentum,
     DividedBySquare,
@@ -28,6 +29,7 @@ from structured_voronoi.verify.twins import (
     RefreshBlindToControls,
     RefreshWithoutRatio,
     RejectionOfNothing,
+    RoundsWithoutWeights,
 )
 
 STEPS, SEED = 12, 11
@@ -65,6 +67,7 @@ EXACT: dict[str, tuple[int, list[Any]]] = {
         ],
     ),
     "langevin + pncg": (5000, [sv.Cycle(sv.Langevin(1.0, None, base="uniform"), sv.PNCG(4.0))]),
+    "adaptive": (5000, [Adaptive(rounds=RoundsWithoutWeights)]),
     "rejection": (5000, [RejectionOfNothing(wave=4096)]),
     "svs uniform": (10_000, [DividedBySquare(base="uniform", walls="closed")]),
     "hmc uniform": (5000, [sv.Langevin(1.0, None, base="uniform")]),  # the same without Metropolis

@@ -26,15 +26,18 @@ from torch import Tensor
 import structured_voronoi as sv
 from helpers import ALL_SAMPLERS, SVS, boxed_target
 from structured_voronoi.contracts import Chains
+from structured_voronoi.engine import source as source_module
+from structured_voronoi.engine.settings import EngineSettings
+from structured_voronoi.lookahead.settings import LookaheadSettings
 from structured_voronoi.models import unfinished
 from structured_voronoi.models.corpora import Corpus
 from structured_voronoi.models.restaurants import descriptions
 from structured_voronoi.models.training import Recipe, train_language_model
-from structured_voronoi.run import checkpoints, probability
+from structured_voronoi.run import checkpoints
 from structured_voronoi.run.checkpoints import Bookmark
 from structured_voronoi.samplers import svs as svs_sampler
 from structured_voronoi.stopping import Stopping
-from structured_voronoi.storage import LOCK, MANIFEST, LineFile, Store, read_manifest
+from structured_voronoi.storage import LOCK, LineFile, Store, read_manifest
 from structured_voronoi.targets.tabular import AutoregressiveTable
 from system.commands import svs
 
@@ -56,8 +59,8 @@ def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.contextmanager
 def stopping(monkeypatch: pytest.MonkeyPatch, steps: int, stop: type[BaseException] = Stopped) -> Iterator[None]:
-    """Chains that stop in the middle of a step, after so many steps."""
-    step, taken = Chains.__next__, 0
+    """Chains and tries that stop in the middle of a step or batch, after so many."""
+    step, draw, taken = Chains.__next__, source_module.draw_tries, 0
 
     def stepped(self: Chains) -> Any:
         nonlocal taken
@@ -67,8 +70,16 @@ def stopping(monkeypatch: pytest.MonkeyPatch, steps: int, stop: type[BaseExcepti
         taken += 1
         return step(self)
 
+    def drawn(*arguments: Any) -> Any:
+        nonlocal taken
+        if taken == steps:
+            raise stop
+        taken += 1
+        return draw(*arguments)
+
     with monkeypatch.context() as patch, pytest.raises(Stopped) if stop is Stopped else contextlib.nullcontext():
         patch.setattr(Chains, "__next__", stepped)
+        patch.setattr(source_module, "draw_tries", drawn)
         yield
 
 
@@ -165,6 +176,13 @@ def test_ctrl_c_waits_for_the_step_under_way_and_keeps_it(
         if taken == 5:
             signal.raise_signal(signal.SIGINT)
         return step(self)
+
+    def drawn(*arguments: Any) -> Any:
+        nonlocal taken
+        if taken == steps:
+            raise stop
+        taken += 1
+        return draw(*arguments)
 
     monkeypatch.setattr(Chains, "__next__", asked)
     some = sv.sample(target, sampler, checkpoint=tmp_path, **SETTINGS)
@@ -340,12 +358,11 @@ CASES = {
 def test_a_command_that_was_stopped_writes_the_same_file(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from structured_voronoi.run import generation, texts
+    from structured_voronoi.run import engine_texts, texts
 
     (tmp_path / "prompts.txt").write_text("Near the\nThe\nAt a\n")
-    monkeypatch.setattr(texts, "DRAWS_AT_A_TIME", 16)
     words = (*TEXTS, *CASES[case], "--checkpoint", "run", "--resume")
-    make_texts, made = texts._make_texts, 0
+    make_texts, made = texts.make_texts, 0
 
     def stopped(*arguments: Any) -> Any:
         nonlocal made
@@ -355,21 +372,14 @@ def test_a_command_that_was_stopped_writes_the_same_file(
         return make_texts(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(texts, "_make_texts", stopped)
+        patch.setattr(texts, "make_texts", stopped)
+        patch.setattr(engine_texts, "make_texts", stopped)
         with pytest.raises(Stopped):
             svs(*words, "--out", "stopped.jsonl", cwd=tmp_path)
     kept = read_manifest(tmp_path / "run")
     texts_kept = "texts" if any(name.startswith("batch-") for name in kept.parts) else ""
     assert kept.far.endswith(texts_kept)  # whatever has written them, it said how far they are
-    with monkeypatch.context() as patch:
-        if case != "prompts under control":  # where there is more to decide
-            patch.setattr(generation, "plan_texts", None)  # what was decided once is not decided again
-        resumed = svs(*words, "--out", "resumed.jsonl", cwd=tmp_path)
-    sampler = json.loads((tmp_path / "run" / MANIFEST).read_text())["settings"]["sampler"]
-    if sampler == "auto":  # the same sampler, by its name, since another pilot may choose another
-        said = resumed.stderr
-        chosen = next((name for name in ("rejection", "guided", "ancestral") if f"svs: {name}, " in said), "rejection")
-        words = (*words, "--sampler", chosen)
+    resumed = svs(*words, "--out", "resumed.jsonl", cwd=tmp_path)
     fresh = [word for word in words if word not in ("--checkpoint", "run", "--resume")]
     whole = svs(*fresh, "--out", "whole.jsonl", cwd=tmp_path)
     assert (tmp_path / "resumed.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
@@ -397,12 +407,12 @@ def test_more_texts_than_at_first_are_those_of_a_run_that_had_them_from_the_star
     assert (tmp_path / "grown.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
     manifest = read_manifest(tmp_path / "run")
     assert (manifest.settings["n"], manifest.far, manifest.finished) == (12, "12 of 12 texts", True)
-    assert len([name for name in manifest.parts if name.startswith("batch-")]) == 3
     assert "another n (12, not 5)" in draw(5, *kept, code=2)
-    (tmp_path / "prompts.txt").write_text("Near the\nThe\n")
-    several = ("--prompts", "prompts.txt", "--checkpoint", "several", "--resume")
-    draw(1, *several)
-    assert "those of all prompts but the first would be others; ask for 1 again" in draw(2, *several, code=2)
+    if case == "chains":
+        (tmp_path / "prompts.txt").write_text("Near the\nThe\n")
+        several = ("--prompts", "prompts.txt", "--checkpoint", "several", "--resume")
+        draw(1, *several)
+        assert "those of all prompts but the first would be others; ask for 1 again" in draw(2, *several, code=2)
 
 
 def test_a_command_refuses_what_is_not_its_run(tmp_path: Path) -> None:
@@ -443,7 +453,7 @@ def test_a_command_refuses_what_is_not_its_run(tmp_path: Path) -> None:
     assert "texts, finished, 1 of 1 texts" in shown
     assert '  model: "bundled"\n' in shown
     assert "\ntext: " in shown
-    (batch,) = (tmp_path / "run").glob("batch-*")
+    (batch,) = (tmp_path / "run").glob("texts-*")
     batch.write_bytes(b"?" * batch.stat().st_size)
     assert f"{batch} is damaged" in svs("runs", "show", str(tmp_path / "run"), code=2).stderr
     batch.unlink()
@@ -460,25 +470,13 @@ def test_a_run_that_goes_on_with_other_libraries_says_so(tmp_path: Path) -> None
 
 
 def test_probability_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probability, "AT_A_TIME", 64)
-    settings: dict[str, Any] = {"texts": 256, "seed": 2, "progress": False, "monte_carlo": True}
+    engine = EngineSettings(min_learning_tries=64, batch_rows=64, lookahead=LookaheadSettings(steps=20))
+    settings: dict[str, Any] = {"texts": 256, "seed": 2, "progress": False, "monte_carlo": True, "settings": engine}
     whole = sv.probability(sentences(), **settings)
-    blocks, looked = probability.Rng, 0
-
-    def stopped(*arguments: Any) -> Any:
-        nonlocal looked
-        looked += 1
-        if looked == 3:
-            raise Stopped
-        return blocks(*arguments)
-
+    monkeypatch.setattr(checkpoints, "FIRST", 0.0)
     for _ in range(2):
-        looked = 0
-        with monkeypatch.context() as patch:
-            patch.setattr(probability, "Rng", stopped)
-            with pytest.raises(Stopped):
-                sv.probability(sentences(), **settings, checkpoint=tmp_path)
-    monkeypatch.setattr(sv.Lookahead, "fit", None)  # it was fitted once
+        with stopping(monkeypatch, 2):
+            sv.probability(sentences(), **settings, checkpoint=tmp_path)
     assert sv.probability(sentences(), **settings, checkpoint=tmp_path) == whole
     with pytest.raises(sv.SamplingError, match=r"another texts \(256, not 128\)"):
         sv.probability(sentences(), **{**settings, "texts": 128}, checkpoint=tmp_path)

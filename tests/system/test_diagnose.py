@@ -12,6 +12,8 @@ import pytest
 import xarray
 
 import structured_voronoi as sv
+from structured_voronoi.run.diagnosis import diagnose_record
+from structured_voronoi.run.diagnosis_records import Record
 from structured_voronoi.run.texts import Text
 from system.commands import svs
 
@@ -173,12 +175,19 @@ def test_texts_in_a_checkpoint_are_judged_by_their_steps(tmp_path: Path) -> None
     assert (tmp_path / "out" / "diagnosis_prompt_2_energy.png").exists()
 
 
-def test_guided_texts_in_a_checkpoint_show_their_weights(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"n": 3, "length": 6, "ends": "never", "sampler": "guided", "progress": False}
+def test_texts_of_the_engine_in_a_checkpoint_are_independent(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"n": 3, "length": 6, "ends": "never", "progress": False}
     sv.generate("bundled", "Near the", ["keyword=river"], **settings, checkpoint=tmp_path / "run")
     done = svs("diagnose", str(tmp_path / "run"), "--out", str(tmp_path / "out"))
-    assert "effective share of weights" in done.stdout
-    assert (tmp_path / "out" / "diagnosis_weights.png").exists()
+    assert "the engine" in done.stdout
+    assert "warning" not in done.stdout
+
+
+def test_weights_are_not_alarming_where_none_is_large() -> None:
+    """The case of a false alarm: 69 weights, the largest 4 % of all."""
+    weight = np.random.default_rng(3).lognormal(0, 0.9, size=(1, 3, 1, 23))
+    record = Record("Guided", np.zeros((1, 3)), counts={"log_weights": np.log(weight)}, steps=3)
+    assert not [told for told in diagnose_record(record).warnings if "weights" in told]
 
 
 STUCK = ("--ends", "never", "--length", "5", "--scale", "0.001", "--sampler", "svs", "--warmup", "20")
@@ -187,7 +196,7 @@ STUCK = ("--ends", "never", "--length", "5", "--scale", "0.001", "--sampler", "s
 def test_a_command_ends_with_its_warnings_and_so_does_generate() -> None:
     told = svs("sample", "-n", "3", *STUCK).stderr.splitlines()
     assert told[-1].startswith("svs: warning: all 3 chains never moved in 21 steps (nothing was proposed)")
-    assert "try --scale 0.002, --sampler svs+refresh or --sampler guided" in told[-1]
+    assert "try --scale 0.002, --sampler svs+refresh or --sampler adaptive" in told[-1]
     settings: dict[str, Any] = {"ends": "never", "length": 5, "sampler": "svs", "warmup": 20, "progress": False}
     found = sv.generate("bundled", n=3, scale=0.001, **settings)
     assert "warning: all 3 chains never moved" in found.diagnosis

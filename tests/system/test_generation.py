@@ -7,13 +7,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import structured_voronoi as sv
-from structured_voronoi.lookahead.lookahead import Lookahead
+from structured_voronoi.engine import rounds
+from structured_voronoi.engine.settings import EngineSettings
+from structured_voronoi.lookahead.settings import LookaheadSettings
 from structured_voronoi.models.loading import load_model
 from structured_voronoi.models.prompts import encode_chat, encode_prompt, end_of_turn
-from structured_voronoi.run import choice
 from structured_voronoi.run.prompt_files import read_prompts
 from system.commands import svs
 
@@ -35,26 +38,23 @@ def test_texts_come_prompt_by_prompt_and_as_a_table(tmp_path: Path) -> None:
     assert len(found.texts) == 6
     assert list(table["prompt"]) == [prompt for prompt in PROMPTS for _ in range(2)]
     assert {"chain", "draw", "tokens", "ended", "log_prob", "energy"} <= set(table.columns)
-    assert "drawn independently" in found.diagnosis
+    assert found.diagnosis.startswith("6 texts; ")
     found.to_jsonl(tmp_path / "texts.jsonl")
     lines = [json.loads(line) for line in (tmp_path / "texts.jsonl").read_text().splitlines()]
     assert [line["text"] for line in lines] == found.texts
 
 
 def test_prompts_that_share_a_batch_get_the_texts_that_they_get_alone() -> None:
-    """Those of three lengths, two of them in one batch; every row ends for itself."""
+    """Prompts of three lengths, two of them in one batch; the first prompt gets the texts that it gets alone."""
     prompts = [*PROMPTS, "Near the river"]
     together = sv.generate("bundled", prompts, n=3, length=24, seed=5, progress=False)
+    alone = sv.generate("bundled", prompts[:1], n=3, length=24, seed=5, progress=False)
+    assert together.texts[:3] == alone.texts
     model = sv.LanguageModel.load("bundled", length=24, ends="anywhere")
-    for number, prompt in enumerate(prompts):
-        target = model.with_prompt(prompt)
-        chains = list(range(3 * number, 3 * number + 3))
-        state = sv.Ancestral().init(target, sv.Rng(5, chains), None)
-        state, _info = sv.Ancestral().step(target, sv.Rng(5, chains), state)
-        assert together.texts[3 * number : 3 * number + 3] == [target.decode(row) for row in state.tokens]
-        scored = target.log_prob(state.tokens)
-        energies = together.to_pandas()["energy"][3 * number : 3 * number + 3]
-        assert energies.tolist() == pytest.approx((-scored).tolist(), abs=1e-3)
+    for text in together.draws:
+        target = model.with_prompt(text.prompt)
+        row = [*text.tokens, *[target.padding] * (24 - len(text.tokens))]
+        assert text.energy == pytest.approx(-float(target.log_prob(torch.tensor([row]))), abs=1e-3)
 
 
 def test_controls_are_words_or_objects_and_a_loaded_model_keeps_its_prompt() -> None:
@@ -88,38 +88,68 @@ def test_under_control_every_prompt_is_drawn_from_in_turn() -> None:
     found = sv.generate("bundled", PROMPTS[:2], ["keyword=family"], n=2, length=40, sampler="rejection", progress=False)
     assert len(found.texts) == 4
     assert all("family" in text for text in found.texts)
-    assert "prompt 1 of 2" in found.diagnosis
-    assert "prompt 2 of 2" in found.diagnosis
+    assert len(found.probability) == len(found.error_bound) == 2
+    assert found.error_bound == [0.0, 0.0]
+
+
+def small_settings() -> EngineSettings:
+    """An engine that learns early and quickly."""
+    return EngineSettings(min_learning_tries=64, max_learning_tries=128, lookahead=LookaheadSettings(steps=30))
 
 
 def test_one_lookahead_serves_several_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And they get the same texts again, from a run that was kept and from a new one."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(choice, "LOOKAHEAD_TEXTS", 128)
-    monkeypatch.setattr(choice, "SHARED", 0.0)
-    monkeypatch.setattr(choice, "FITTED", 1e6)
-    fits, fit = [], Lookahead.fit
+    """A resumed run and a new one give the same texts."""
+    learnings, learn = [], rounds.learn
 
-    def counted(target: Any, *arguments: Any, **settings: Any) -> Lookahead:
-        fits.append(target)
-        return fit(target, *arguments, **settings)
+    def counted(*arguments: Any) -> Any:
+        learnings.append(arguments)
+        return learn(*arguments)
 
-    monkeypatch.setattr(Lookahead, "fit", counted)
+    monkeypatch.setattr(rounds, "learn", counted)
+    monkeypatch.setattr(rounds.Rounds, "_learning_cost", lambda self: 0.0)
 
     def drawn(**how: Any) -> list[str]:
         controls = {"keyword=excellent": 1.0, sv.controls.Predicate(is_even, "even"): 1.0}
-        shape: dict[str, Any] = {"ends": "never", "sampler": "guided", "progress": False}
+        shape: dict[str, Any] = {"ends": "never", "settings": small_settings(), "progress": False}
         return sv.generate("bundled", PROMPTS[:3], controls, n=2, length=8, **shape, **how).texts
 
     texts = drawn(checkpoint=tmp_path / "run")
-    assert len(fits) == 1
+    assert len(learnings) == 1
     assert all("excellent" in text.lower() and is_even(text) for text in texts)
     assert drawn(checkpoint=tmp_path / "run") == drawn() == texts
 
 
+def test_weighted_texts_have_weights_and_count_as_effective_ones() -> None:
+    """Their self-normalised mean is that of texts of rejection."""
+    shape: dict[str, Any] = {"controls": ["keyword=Italian"], "length": 12, "ends": "never", "progress": False}
+    table = sv.generate("bundled", n=60, weighted=True, seed=1, **shape).to_pandas()
+    weight = np.exp(table["log_weight"] - table["log_weight"].max())
+    assert weight.sum() ** 2 / (weight**2).sum() >= 60
+    assert table["text"].str.contains("Italian", case=False).all()
+    words = table["text"].str.count("the")
+    mean = float((weight * words).sum() / weight.sum())
+    error = float(np.sqrt((weight**2 * (words - mean) ** 2).sum()) / weight.sum())
+    plain = sv.generate("bundled", n=60, sampler="rejection", seed=2, **shape).to_pandas()["text"].str.count("the")
+    assert abs(mean - plain.mean()) < 4 * (error + float(plain.std()) / 60**0.5)
+    with pytest.raises(sv.SamplingError, match="weighted texts need controls"):
+        sv.generate("bundled", n=1, weighted=True, progress=False)
+
+
+@pytest.mark.parametrize("tolerance", [-0.1, 0.5, float("nan"), "0.1", None])
+def test_a_tolerance_that_is_no_distance_is_refused(tolerance: Any) -> None:
+    with pytest.raises(sv.SamplingError, match="tolerance"):
+        sv.generate("bundled", n=1, tolerance=tolerance, progress=False)
+
+
+def test_a_time_limit_keeps_the_texts_so_far() -> None:
+    found = sv.generate("bundled", controls=["keyword=zebra"], n=8, length=8, time_limit=0.001, progress=False)
+    assert len(found.texts) < 8
+    assert "stopped after 0.001 s" in found.diagnosis
+
+
 def test_ancestral_texts_of_many_prompts_are_refused_where_they_are_not_the_truth() -> None:
     for more in ({"controls": ["keyword=family"]}, {"suffix": " It is cheap."}):
-        with pytest.raises(sv.SamplingError, match="ancestral sampling does not see"):
+        with pytest.raises(sv.SamplingError, match="ancestral sampling ignores"):
             sv.generate("bundled", PROMPTS, n=1, length=8, sampler="ancestral", progress=False, **more)
 
 

@@ -27,10 +27,10 @@ import structured_voronoi as sv
 from helpers import SVS
 from structured_voronoi import cli
 from structured_voronoi.cli import WHOLE
+from structured_voronoi.engine.settings import EngineSettings
 from structured_voronoi.errors import user_code
 from structured_voronoi.models.classifiers import Light, save_classifier
 from structured_voronoi.problem import drawing
-from structured_voronoi.samplers import rejection
 from system.commands import svs
 
 TINY = ("sample", "-n", "1", "--length", "2", "--ends", "never")
@@ -128,7 +128,9 @@ def test_every_whole_number_of_every_command_is_read_in_digits() -> None:
         (["sample", "--length", str(10**9)], "8 texts would take about"),
         (["sample", "--length", "5000"], "exceed the model's context of 128"),
         (["sample", "--scale", "1e300"], "scale = 1e+300 is beyond what can be computed with"),
-        (["sample", "--patience", "nan"], "patience = nan is not a positive number"),
+        (["sample", "--tolerance", "nan"], "tolerance = nan is not a distance"),
+        (["sample", "--tolerance", "0.5"], "tolerance = 0.5 is not a distance"),
+        (["sample", "--time-limit", "0"], "time_limit = 0"),
         (["sample", "--control-timeout", "-1"], "control_timeout = -1.0 is not a positive number"),
         (["probability", "--control", "keyword=a", "--texts", str(10**12)], "texts = 1000000000000 is more than"),
         (["verify", "--chains", str(10**12)], "--chains 1000000000000 would take about"),
@@ -193,27 +195,15 @@ def test_huge_scores_that_need_detaching_are_written_as_null(folder: Path) -> No
     assert json.loads((folder / "texts.jsonl").read_text())["huge"] is None
 
 
-def test_rejection_in_vain_gives_up_with_the_numbers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rejection, "LEAST_TRIES", 64)
-    error = svs(*CONTROLLED, "rules:never", "--patience", "0.01", code=2, cwd=folder).stderr
-    assert re.search(r"0 of \d+ tries were accepted in 0 s: ", error)
-    assert "loosen the controls, take another sampler (guided or auto), or have more patience" in error
-
-
-def test_a_rare_text_is_waited_for_once_one_was_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its patience is over in the second step, and the text comes nevertheless."""
-    monkeypatch.setattr(rejection, "LEAST_TRIES", 1)
-    model = sv.LanguageModel.load("bundled", length=2)
-    asked = 0
-
-    def answer(text: str) -> bool:
-        nonlocal asked
-        asked += 1
-        return asked <= 8 or asked > 400
-
-    target = sv.Controlled(model, {sv.controls.Predicate(answer, "late"): 1.0})
-    found = sv.sample(target, sv.Rejection(patience=1e-9), chains=1, draws=2, progress=False)
-    assert found["sample_stats"]["evaluations"].values[0, 1] > 100
+def test_controls_that_no_try_satisfies_end_with_the_numbers() -> None:
+    never = sv.controls.Predicate(lambda text: False, "never")
+    request = {"n": 2, "length": 3, "ends": "never", "settings": EngineSettings(max_fruitless_tries=100)}
+    with pytest.raises(sv.SamplingError) as error:
+        sv.generate("bundled", controls={never: 1.0}, progress=False, **request)
+    assert re.search(
+        r"none of \d+ tries satisfied the controls .*: their probability is below 0\.\d+ ", str(error.value)
+    )
+    assert "loosen a control" in str(error.value)
 
 
 def test_a_search_for_starts_in_vain_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:

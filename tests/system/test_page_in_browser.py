@@ -168,8 +168,22 @@ def test_italian_reviews_are_drawn_stopped_and_downloaded(open_tab: OpenTab) -> 
         "chain", "draw", "prompt", "text", "tokens", "ended", "log_prob", "energy", "food=Italian"
     ]  # fmt: skip
     expect(tab.locator("#texts tbody td.words").first).to_have_text(lines[0]["prompt"] + lines[0]["text"])
-    eventually(tab.locator("#said"), "drawn independently")
+    eventually(tab.locator("#said"), "error bound 0")
     keep(tab, "text")
+
+
+def test_default_settings_draw_texts_and_a_single_step_moves_chains(open_tab: OpenTab) -> None:
+    tab = open_tab("#text")
+    expect(tab.locator(".control")).to_have_count(1)
+    tab.click("#draw")
+    eventually(tab.locator("#status"), "Done: 8 texts")
+    eventually(tab.locator("#probability"), "95 %")
+    tab.select_option("[name=sampler]", "svs+refresh")
+    tab.click("summary")
+    tab.fill("[name=warmup]", "0")
+    tab.fill("[name=n]", "2")
+    tab.click("#draw")
+    eventually(tab.locator("#status"), "Done: 2 texts")
 
 
 def test_mistakes_are_told_where_they_are_made(open_tab: OpenTab) -> None:

@@ -57,7 +57,7 @@ def test_rare_on_the_bundled_model(tmp_path: Path) -> None:
         assert rows["guided"]["pilot"] == rows["smc"]["pilot"] > 0
         assert rows["rejection"]["evaluations"] == pytest.approx(1 / found["probability"]["value"], rel=0.5)
         assert "predictor" in rows["fudge"]["note"]
-    assert "satisfied by none of 64 texts" in lost["failed"]
+    assert "none of 64 texts of the model satisfied" in lost["failed"]
     assert [row["method"] for row in report["race"]] == [*RACERS]  # only one case is of words
     text = (tmp_path / "rare.md").read_text(encoding="utf-8")
     assert "three of the, a, is, it, near" in text

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import structured_voronoi as sv
+from helpers import svs
 from structured_voronoi.run import checkpoints, ray_workers
 from system.fragile import Fragile
 
@@ -44,6 +45,19 @@ def test_two_workers_of_which_one_is_killed_draw_what_one_process_draws(
     assert not processes_of(folders[0])
     assert {path.name for path in (tmp_path / "run").iterdir()} >= {"manifest.json", "group-000000", "group-000001"}
     assert not (tmp_path / "run" / "ray").exists()
+
+
+def test_ray_workers_find_a_control_of_the_current_folder_and_no_other_module_there(tmp_path: Path) -> None:
+    (tmp_path / "rules.py").write_text(
+        "import os\nprint(os.getpid(), file=open('importing.txt', 'a'))\ndef short(text):\n    return len(text) < 60\n"
+    )
+    for name in ("pydantic", "torch", "ray", "json"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w').close()\n")
+    words = ("--control", "rules:short", "--sampler", "rejection", "--ends", "never", "--length", "4", "-n", "4")
+    svs("sample", *words, "--workers", "ray:1", "--out", "texts.jsonl", cwd=tmp_path)
+    assert len((tmp_path / "texts.jsonl").read_text().splitlines()) == 4
+    assert len(set((tmp_path / "importing.txt").read_text().split())) == 2  # the command and its worker
+    assert not (tmp_path / "executed").exists()
 
 
 @pytest.mark.parametrize("address", ["ray://127.0.0.1:9", "ray://nowhere", "ray://127.0.0.1:999999"])

@@ -11,6 +11,7 @@ import pytest
 from xarray import DataTree
 
 import structured_voronoi as sv
+from helpers import svs as run_svs
 from structured_voronoi.problem.problem import bind
 from structured_voronoi.run import checkpoints, spread, spread_chains
 from structured_voronoi.run.processes import Processes
@@ -199,9 +200,27 @@ def test_more_texts_of_workers_are_those_of_a_run_that_had_them_from_the_start(
 @pytest.mark.usefixtures("here")
 def test_a_probability_is_the_same_for_every_split() -> None:
     target = sv.Controlled(sv.LanguageModel.load("bundled", length=6), {sv.controls.Predicate.characters(10): 1.0})
-    lookahead = sv.Lookahead.fit(target, texts=64, progress=False)
+    lookahead = sv.Lookahead.fit(target, texts=64)
     asked = {"texts": 100, "lookahead": lookahead, "monte_carlo": True, "progress": False}
     assert sv.probability(target, **asked, workers=3) == sv.probability(target, **asked)
+
+
+def test_workers_find_a_control_of_the_current_folder_and_no_other_module_there(tmp_path: Path) -> None:
+    """In a process of its own, whose ``sys.path`` holds the current folder only by way of the control."""
+    (tmp_path / "rules.py").write_text(
+        "import os\n"
+        "print(os.getpid(), file=open('importing.txt', 'a'))\n"
+        "import helpers_of_rules\n"
+        "def short(text):\n    return len(text) < helpers_of_rules.LONGEST\n"
+    )
+    (tmp_path / "helpers_of_rules.py").write_text("LONGEST = 60\n")
+    for name in ("multiprocessing", "torch", "pydantic", "json"):
+        (tmp_path / f"{name}.py").write_text("open('executed', 'w').close()\n")
+    words = ("--control", "rules:short", "--sampler", "rejection", "--ends", "never", "--length", "4", "-n", "8")
+    run_svs("sample", *words, "--workers", "2", "--out", "texts.jsonl", cwd=tmp_path)
+    assert len((tmp_path / "texts.jsonl").read_text().splitlines()) == 8
+    assert len(set((tmp_path / "importing.txt").read_text().split())) == 3  # the command and both workers
+    assert not (tmp_path / "executed").exists()
 
 
 def test_the_command_has_workers(tmp_path: Path) -> None:

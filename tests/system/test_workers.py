@@ -210,3 +210,22 @@ def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "SamplingError" in done.stderr.splitlines()[-1]
     assert "if __name__ == '__main__':" in done.stderr.splitlines()[-1]
+
+
+def has_safe_path(task: int) -> int:
+    return int("PYTHONSAFEPATH" in os.environ)
+
+
+@pytest.mark.parametrize("own", [None, "1"])
+def test_workers_import_nothing_from_the_current_folder(
+    own: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("multiprocessing", "pickle", "torch"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w').close()\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    if own is not None:
+        monkeypatch.setenv("PYTHONSAFEPATH", own)
+    assert on_two(has_safe_path, range(2), "paths") == [own is not None] * 2
+    assert os.environ.get("PYTHONSAFEPATH") == own
+    assert not (tmp_path / "executed").exists()

@@ -29,7 +29,7 @@ from structured_voronoi.run.presets import (
 )
 
 if TYPE_CHECKING:
-    from structured_voronoi.run.probability import Probability
+    from structured_voronoi.engine.estimates import Probability
 
 
 def probability(
@@ -42,7 +42,9 @@ def probability(
     length: Annotated[int, WHOLE, Parameter(help=LENGTH_HELP)] = DEFAULT_LENGTH,
     ends: Annotated[str | None, Parameter(help=ENDS_HELP)] = None,
     stop: Annotated[list[str] | None, Parameter(help=STOP_HELP)] = None,
-    texts: Annotated[int, WHOLE, Parameter(help="Weighted texts; half as many are drawn to learn from.")] = 2048,
+    texts: Annotated[
+        int, WHOLE, Parameter(help="Number of weighted texts; a few hundred more are drawn to learn from.")
+    ] = 2048,
     seed: Annotated[int, WHOLE, Parameter(help="Seed of all random streams.")] = 0,
     monte_carlo: Annotated[
         bool, Parameter(help="Also draw as many texts of the model itself, and count those that fit.", negative="")
@@ -59,8 +61,8 @@ def probability(
 
     Where texts end anywhere, it is that of the controls given that a text ends within --length.
 
-    The texts are drawn by proposals that have learnt what is asked for, and weighed, so that the estimate is unbiased.
-    What was learnt is kept in the user's cache: another seed, or as many texts again, need not learn it anew.
+    The texts are drawn from a proposal that has learnt what the controls require, and weighted, so that the estimate is
+    unbiased.
 
     Example: svs probability --control keyword=Italian --control keyword=river --prompt "Near the"
     """
@@ -84,12 +86,12 @@ def probability(
             model, prompt=prompt, length=length, **written_ending(ends, stop), device=device, dtype=dtype
         )
         target = Controlled(language_model, controls, control_timeout)
-        found = estimate(target, texts, seed, None, progress=True, keep=True, monte_carlo=monte_carlo, kept=kept)
+        found = estimate(target, texts, seed, None, progress=True, monte_carlo=monte_carlo, kept=kept)
     if as_json:
         print(json.dumps({**_as_numbers(found), "verdict": found.verdict}, ensure_ascii=False, allow_nan=False))
         return 0
-    print(f"P = {found}")
     print(found.verdict)
+    print(f"P = {found}")
     print(found.comparison)
     return 0
 

@@ -69,7 +69,7 @@ def _damage(folder: Path) -> list[str]:
 
 
 def _some_texts(folder: Path, manifest: Manifest) -> list[str]:
-    batches = sorted(name for name in manifest.parts if name.startswith("batch-"))
+    batches = sorted(name for name in manifest.parts if name.startswith(("batch-", "texts-")))
     if manifest.kind != "texts" or not batches:
         return []
     from structured_voronoi.run.stored import unpack

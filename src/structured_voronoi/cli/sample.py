@@ -17,13 +17,14 @@ from structured_voronoi.run.presets import (
     CHECKPOINT_HELP,
     CONTROL_TIMEOUT_HELP,
     DEFAULT_LENGTH,
-    DEFAULT_PATIENCE,
+    DEFAULT_TOLERANCE,
     ENDS_HELP,
     LENGTH_HELP,
     RESUME_HELP,
     STOP_HELP,
     TEXT_SAMPLERS,
     TEXT_SCALE,
+    TOLERANCE_HELP,
     WORKERS_HELP,
     check_resume,
     check_sampler_name,
@@ -52,12 +53,12 @@ def sample(
     length: Annotated[int, WHOLE, Parameter(help=LENGTH_HELP)] = DEFAULT_LENGTH,
     ends: Annotated[str | None, Parameter(help=ENDS_HELP)] = None,
     stop: Annotated[list[str] | None, Parameter(help=STOP_HELP)] = None,
-    n: Annotated[int, WHOLE, Parameter(name="-n", help="Texts, each from a chain of its own.")] = 8,
+    n: Annotated[int, WHOLE, Parameter(name="-n", help="Number of texts for each prompt.")] = 8,
     sampler: Annotated[
         str,
         Parameter(
-            help=f"One of {', '.join(TEXT_SAMPLERS)}. `auto` times exact ones on a pilot and says which it takes; name "
-            "that one to be sure to draw the same texts again."
+            help=f"One of {', '.join(TEXT_SAMPLERS)}. `auto`: ancestral without controls, adaptive rejection with "
+            "bounded ones, svs+refresh otherwise."
         ),
     ] = "auto",
     scale: Annotated[
@@ -68,8 +69,8 @@ def sample(
         int | None,
         WHOLE,
         Parameter(
-            help="Steps of each chain before its text. Default: none where chains start at the truth, and for guided, "
-            "a step of which makes as many choices as leave 0.3 % of texts dependent on their start; else 100."
+            help="Steps of each chain before its text, for samplers with chains. Default: none where chains start from "
+            "draws of the target, else 100."
         ),
     ] = None,
     thin: Annotated[int, WHOLE, Parameter(help="Further steps to the text.")] = 1,
@@ -89,9 +90,15 @@ def sample(
     workers: Annotated[str, Parameter(help=WORKERS_HELP)] = "1",
     device: Annotated[str, Parameter(help="cpu, cuda, …")] = "cpu",
     dtype: Annotated[str, Parameter(help="float32, float64, bfloat16 or float16.")] = "float32",
-    patience: Annotated[
-        float, Parameter(help="Seconds of computing after which rejection gives up if it has accepted no text at all.")
-    ] = DEFAULT_PATIENCE,
+    tolerance: Annotated[float, Parameter(help=TOLERANCE_HELP)] = DEFAULT_TOLERANCE,
+    weighted: Annotated[
+        bool,
+        Parameter(
+            help="All texts that satisfy the controls, with their `log_weight` in --out; -n counts effective texts.",
+            negative="",
+        ),
+    ] = False,
+    time_limit: Annotated[float | None, Parameter(help="Stop after this many seconds, with the texts so far.")] = None,
     control_timeout: Annotated[float, Parameter(help=CONTROL_TIMEOUT_HELP)] = CONTROL_SECONDS,
 ) -> int:
     """Draw texts from a language model, under control if you like; they appear as they come.
@@ -138,7 +145,9 @@ def sample(
         dtype=dtype,
         checkpoint=checkpoint,
         resume=resume,
-        patience=patience,
+        tolerance=tolerance,
+        weighted=weighted,
+        time_limit=time_limit,
         control_timeout=control_timeout,
         workers=written_workers(workers),
     )
@@ -153,8 +162,8 @@ def sample(
                 from structured_voronoi.storage import LineFile
 
                 lines = lines or stack.enter_context(LineFile(out))
-                lines.write([json.dumps(text.line(), ensure_ascii=False, allow_nan=False) for text in batch.texts])
-            for text in batch.texts:
+                lines.write([json.dumps(text.line(), ensure_ascii=False, allow_nan=False) for text in batch])
+            for text in batch:
                 print(text.text if prompts is None else f"{text.prompt} →{text.text}", flush=True, file=stdout)
     return 0
 

@@ -33,7 +33,6 @@ class Classifier:
         self.kind: str = config["classifier"]
         self._label_index = labels.index(label)
         self._lm: LanguageModel | None = None
-        self.reads_prefixes = self.kind == "light"  # a probe runs the language model
 
     @classmethod
     def load(cls, name: str | Path, label: str, device: str = "cpu") -> Self:

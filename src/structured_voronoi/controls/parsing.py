@@ -17,6 +17,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import os
 import re
 import sys
 from pathlib import Path
@@ -111,13 +112,32 @@ def _load_classifier(folder: str, label: str, device: str) -> Control:
 
 
 def _import_control(written: str) -> Any:
-    """The function or control `module:name`; modules may lie in the current folder."""
+    """Import the function or control `module:name`; the module may be in the current folder.
+
+    The current folder comes last on ``sys.path``, which workers receive too, so that its files never replace installed
+    modules that are imported later.
+    """
     module, _, name = written.partition(":")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    folder = str(Path.cwd())
+    if "" not in sys.path and folder not in sys.path:
+        sys.path.append(folder)
     remedy = "run the command where the file is"
     with user_code(f"the control {written!r}: {module}", remedy, what="cannot be imported"):
         attribute = getattr(importlib.import_module(module), name, None)
+    _check_module_in(Path(folder), module.partition(".")[0], written)
     if not callable(attribute) and not isinstance(attribute, Control):
         raise SamplingError(f"the control {written!r}: {module} has no function or control {name!r}; check its name")
     return attribute
+
+
+def _check_module_in(folder: Path, name: str, written: str) -> None:
+    """Raise an error if the folder has a module of this name, and another one was imported."""
+    imported = getattr(sys.modules.get(name), "__file__", None)
+    for path in (folder / name / "__init__.py", folder / f"{name}.py"):
+        if path.is_file():
+            if imported is None or os.path.realpath(imported) != os.path.realpath(path):
+                raise SamplingError(
+                    f"the control {written!r}: Python imports another module {name} ({imported or 'built in'}) and not "
+                    f"{path}; rename that file or folder"
+                )
+            return

@@ -40,8 +40,6 @@ class Predicate:
     bound: float = math.nan
     pattern: Pattern | None = None
     """What the function looks for, if that is a regular expression: a lookahead compiles it."""
-    reads_prefixes: bool = True
-    """May a lookahead ask about every prefix of a text? Say False of a slow function."""
 
     def __post_init__(self) -> None:
         if not callable(self.function):
@@ -139,7 +137,6 @@ class Predicate:
             f"not {self.name}",
             "probability",
             pattern=pattern,
-            reads_prefixes=self.reads_prefixes,
         )
 
     def _opposite(self, text: str) -> float:

@@ -1,13 +1,13 @@
-"""Heads: what a prefix and its next token will come to, as a number from 0 to 1 for every token of the vocabulary.
+"""Heads: ψ of a prefix and its next token, a number from 0 to 1 for every token of the vocabulary.
 
-Both kinds read the hidden state that predicts the token, the position, and the token by a few coordinates of its
-embedding, so that tokens which no example held are judged by their like. A learnt one may also remember what was said,
-as a sum over the tokens so far, or read what its control says of them.
+A head reads the position, the hidden state that predicts the token, and the token by a few coordinates of its
+embedding, so that it generalises to tokens that no training text held. A head that learns from the scores of whole
+texts may also read a sum over the tokens so far.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -18,18 +18,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 from structured_voronoi.automata.vocabulary import TokenAutomaton
 from structured_voronoi.streams import BLOCK
 
-Size = Literal["position", "hidden", "token", "said", "prefix"]
-"""What a head looks at: the position alone; the hidden state, too; the next token, too; beside these the tokens so far,
-or what its control says of them."""
-SIZES: tuple[Size, ...] = ("position", "hidden", "token", "said", "prefix")
-Read = Callable[[Int[Tensor, "row n"]], Float[Tensor, " row"]]
-"""Prefixes of texts -> what a control says of them."""
-RANK = 64
-"""Coordinates of a token."""
-SAID, SAID_SCALE = 16, 0.3
-"""Numbers by which a token is remembered: its first coordinates to begin with, made as small as this."""
-_COORDINATES: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""Those of every table of embeddings that is still in use."""
+Size = Literal["position", "hidden", "token", "memory"]
+"""The input of a head: the position; also the hidden state; also the next token; also the tokens so far."""
+COORDINATES, MEMORY_WIDTH, MEMORY_SCALE = 64, 16, 0.3
+"""Coordinates of a token; numbers by which a head remembers a token, initially its first coordinates times the scale.
+"""
+_KNOWN_COORDINATES: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""The coordinates of every table of embeddings that is in use."""
 
 
 class Reader(nn.Module):
@@ -45,14 +40,14 @@ class Reader(nn.Module):
         self.register_buffer("coordinates", coordinates)
         self.bias = nn.Parameter(torch.zeros(length, outputs))
         self.slope_bias = nn.Parameter(torch.zeros(length, outputs, rank))
-        if size == "said":
-            self.said = nn.Parameter(SAID_SCALE * coordinates[:, :SAID])
-        width += {"said": min(SAID, rank), "prefix": 1}.get(size, 0)
+        if size == "memory":
+            self.memory = nn.Parameter(MEMORY_SCALE * coordinates[:, :MEMORY_WIDTH])
+            width += min(MEMORY_WIDTH, rank)
         self.level = nn.Parameter(torch.zeros(outputs, width))
         self.slope = nn.Parameter(torch.zeros(outputs * rank, width))
 
     def begin_from(self, smaller: Reader) -> None:
-        """Take over what a reader learnt that looks at less."""
+        """Copy the parameters of a reader with fewer inputs."""
         self.bias.data.copy_(smaller.bias)
         self.slope_bias.data.copy_(smaller.slope_bias)
         self.level.data[:, : smaller.level.shape[1]] = smaller.level
@@ -61,7 +56,7 @@ class Reader(nn.Module):
     def parts(
         self, hidden: Float[Tensor, "row d"], position: Int[Tensor, " row"]
     ) -> tuple[Float[Tensor, "row output"], Float[Tensor, "row output r"] | None]:
-        """a and u of each row; no u where the next token is not looked at."""
+        """a and u of each row; no u where the next token is not read."""
         level = nn.functional.embedding(position, self.bias)  # its gradient has the same bits on any number of threads
         if self.size == "position":
             return level, None
@@ -73,7 +68,7 @@ class Reader(nn.Module):
         return level, slope.view(len(hidden), *self.slope_bias.shape[1:])
 
     def at_token(self, hidden: Tensor, position: Tensor, token: Int[Tensor, " row"]) -> Float[Tensor, "row output"]:
-        """The logits for one token of each row: what is trained."""
+        """The logits for one token of each row, for training."""
         level, slope = self.parts(hidden, position)
         if slope is None:
             return level
@@ -99,12 +94,7 @@ class Reader(nn.Module):
 
 
 class PatternHead(nn.Module):
-    """Of a compiled pattern: exactly 1 where it is met, 0 where it no longer can be, learnt in between."""
-
-    power = 0.8
-    """To which values are raised. Heads are too sure of themselves in contexts that they have hardly seen, and one text
-    that they thought hopeless weighs as much as hundreds (docs/results/lookahead.md)."""
-    is_readable = False
+    """The head of a compiled pattern: 1 where it is matched, 0 where it no longer can be, learnt in between."""
 
     def __init__(self, automaton: TokenAutomaton, reader: Reader) -> None:
         super().__init__()
@@ -113,15 +103,21 @@ class PatternHead(nn.Module):
         self.output_of = torch.full((len(automaton.accepting),), -1, device=live.device)
         self.output_of[live] = torch.arange(len(live), device=live.device)
         usual = automaton.next.mode(0).values
-        """The state that each token leads to from most states: what a text ends with often decides it."""
+        """The state that each token leads to from most states."""
         *self.usual, (self.commonest, _) = sorted(_tokens_by_state(usual), key=lambda pair: len(pair[1]))
-        """The state that most tokens lead to, and for every other the tokens that do."""
+        """The state that most tokens lead to, and for every other usual state the tokens that lead there."""
         is_other = automaton.next != usual
         self.others = {
             state: _tokens_by_state(automaton.next[state], is_other[state])
             for state in is_other.any(-1).nonzero().squeeze(-1).tolist()
         }
         """For every state, the tokens that lead elsewhere from there."""
+
+    @cached_property
+    def kinds(self) -> tuple[Int[Tensor, "state kind"], Int[Tensor, " token"]]:
+        """Tokens grouped by where they lead from every state: the states after a kind, and the kind of each token."""
+        following, kind = torch.unique(self.automaton.next, dim=1, return_inverse=True)
+        return following, kind
 
     def begin(self, tokens: Int[Tensor, "row n"]) -> Int[Tensor, " row"]:
         """The automaton's state after each row of tokens."""
@@ -131,11 +127,19 @@ class PatternHead(nn.Module):
         return self.automaton.next[state, token].long()
 
     def output_after(self, state: Int[Tensor, " row"]) -> Int[Tensor, " row"]:
-        """Which output of the reader tells what a state will come to; -1 where that is settled."""
+        """The output of the reader for a state; -1 where the state is settled."""
         return self.output_of[state]
 
     def features(self, state: Int[Tensor, " row"], hidden: Float[Tensor, "row d"]) -> Float[Tensor, "row d"]:
         return hidden
+
+    def possible(self, state: Int[Tensor, " row"], n: int, length: int) -> Bool[Tensor, "row token"] | None:
+        """The tokens at position ``n`` after which the pattern can still match; None for all tokens."""
+        reachable = self.automaton.reachable[length - n - 1]
+        if reachable.all():
+            return None
+        states, rows = torch.unique(state, return_inverse=True)
+        return reachable[self.automaton.next[states].long()][rows]
 
     def value(
         self, state: Int[Tensor, " row"], features: Float[Tensor, "row d"], n: int, length: int
@@ -156,7 +160,7 @@ class PatternHead(nn.Module):
     def _value_after(
         self, target: int, left: int, level: Tensor, slope: Tensor | None, tokens: Int[Tensor, " some"] | None
     ) -> Float[Tensor, "row some"]:
-        """ψ of some tokens, or of all, as if they led to this state, with so many tokens left after them."""
+        """ψ of some tokens, or of all, as if they led to this state with so many tokens left after them."""
         output = int(self.output_of[target])
         if output < 0 or not self.automaton.reachable[left, target]:
             settled = self.automaton.satisfied[target] & self.automaton.reachable[left, target]
@@ -175,31 +179,21 @@ def _tokens_by_state(
 
 
 def logistic(logits: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """σ(x). The last bits of torch's own depend on where in a tensor a number stands, and so on the rows beside it."""
-    return 1 / (1 + (-logits).exp())
+    """σ(x), never 0. The last bits of torch's own depend on where in a tensor a number is, and so on other rows."""
+    return 1 / (1 + (-logits.clamp(min=-60.0)).exp())
 
 
 def padded_rows(rows: Int[Tensor, " row"]) -> Int[Tensor, " padded"]:
-    """Rows with the first one repeated to a multiple of 8, so that no row's numbers depend on how many there are."""
+    """Rows with the first one repeated to a multiple of 8, so that no result depends on the number of rows."""
     return torch.cat([rows, rows[:1].expand(-len(rows) % BLOCK)])
 
 
 class LearntHead(nn.Module):
-    """Of anything else: learnt from texts that were scored. Its state is the text so far, which controls may read."""
+    """The head of any other control, learnt from the scores of whole texts. Its state is the text so far."""
 
-    def __init__(self, reader: Reader, read: Read | None) -> None:
+    def __init__(self, reader: Reader) -> None:
         super().__init__()
-        self.reader, self.read = reader, read
-
-    @property
-    def power(self) -> float:
-        """Most learn from scores of whole texts, which say less than the labels of patterns."""
-        return 0.8 if self.reader.size == "said" else 0.6
-
-    @property
-    def is_readable(self) -> bool:
-        """May the control be asked about prefixes?"""
-        return self.read is not None
+        self.reader = reader
 
     def begin(self, tokens: Int[Tensor, "row n"]) -> Int[Tensor, "row n"]:
         return tokens
@@ -211,13 +205,10 @@ class LearntHead(nn.Module):
         return state.new_zeros(len(state))
 
     def features(self, state: Int[Tensor, "row n"], hidden: Float[Tensor, "row d"]) -> Float[Tensor, "row d"]:
-        """The hidden states and, if the reader takes it, what was said so far or what the control says of it."""
-        if self.reader.size == "said":
-            return torch.cat([hidden, nn.functional.embedding(state, self.reader.said).sum(1)], dim=-1)
-        if self.reader.size != "prefix":
+        """The hidden states and, if the reader takes it, the memory of the tokens so far."""
+        if self.reader.size != "memory":
             return hidden
-        assert self.read is not None
-        return torch.cat([hidden, self.read(state).to(hidden)[:, None]], dim=-1)
+        return torch.cat([hidden, nn.functional.embedding(state, self.reader.memory).sum(1)], dim=-1)
 
     def value(
         self, state: Int[Tensor, "row n"], features: Float[Tensor, "row d"], n: int, length: int
@@ -231,16 +222,16 @@ class LearntHead(nn.Module):
 Head = PatternHead | LearntHead
 
 
-def token_coordinates(embeddings: Float[Tensor, "token d"], rank: int = RANK) -> Float[Tensor, "token r"]:
-    """The first principal components of the embeddings, each of variance 1; no token stands out by its length.
+def token_coordinates(embeddings: Float[Tensor, "token d"], rank: int = COORDINATES) -> Float[Tensor, "token r"]:
+    """The first principal components of the embeddings, each of variance 1; long rows are shortened.
 
-    Rare tokens have odd embeddings, and what was learnt from others must not be multiplied by their length. They are
-    kept as long as the embeddings live.
+    Rare tokens have unusual embeddings, and what was learnt from others must not be multiplied by their length. The
+    result is kept as long as the embeddings are in use.
     """
     key = rank, 0 if embeddings.is_inference() else embeddings._version
-    kept: dict[tuple[int, int], Tensor] = _COORDINATES.setdefault(embeddings, {})  # type: ignore[no-untyped-call]
-    if key in kept:
-        return kept[key]
+    known: dict[tuple[int, int], Tensor] = _KNOWN_COORDINATES.setdefault(embeddings, {})  # type: ignore[no-untyped-call]
+    if key in known:
+        return known[key]
     table = embeddings.detach().float()
     table = torch.where(table.isfinite(), table, 0)
     centred = table - table.mean(0)
@@ -248,5 +239,5 @@ def token_coordinates(embeddings: Float[Tensor, "token d"], rank: int = RANK) ->
     axes: Tensor = torch.linalg.eigh(covariance).eigenvectors.flip(-1)[:, : min(rank, table.shape[1])]
     coordinates: Tensor = centred @ axes.float()
     coordinates = coordinates / coordinates.std(0).clamp(min=1e-6)
-    kept[key] = coordinates * (rank**0.5 / coordinates.norm(dim=-1, keepdim=True).clamp(min=1e-6)).clamp(max=1)
-    return kept[key]
+    known[key] = coordinates * (rank**0.5 / coordinates.norm(dim=-1, keepdim=True).clamp(min=1e-6)).clamp(max=1)
+    return known[key]

@@ -1,15 +1,15 @@
-"""Lookahead: proposals that know what is asked for.
+"""Proposals that look ahead to what the controls require.
 
-With ψ_k(v) ≈ E_p[W_k | prefix, v] for the factors W_k of a target, a text is drawn token by token from
-q(v) ∝ p(v) (ψ(v) + δ E_p[ψ]), ψ = Π_k ψ_k^β_k. The second term keeps q positive wherever p is, so that weights p W / q
-correct whatever ψ gets wrong: a text that only ψ finds impossible is still drawn, and weighs the more. β_k is below 1,
-as heads are too sure of themselves.
+With ψ_k(v) ≈ E_p[W_k | prefix, v] for the factors W_k of a target, tokens are drawn from
+q(v) ∝ p(v) (ψ(v) + δ E_p[ψ]), where ψ = Π_k ψ_k^β_k. Tokens after which a compiled pattern can no longer match have
+probability 0. The term with δ keeps every other token possible, so that the weights p W / q correct whatever ψ gets
+wrong. The exponents β_k are below 1 because heads are overconfident.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,26 +29,23 @@ from structured_voronoi.lookahead.heads import (
     padded_rows,
     token_coordinates,
 )
+from structured_voronoi.lookahead.observing import Observed, label, observe
 from structured_voronoi.lookahead.reading import (
+    factor_names,
     feature_width,
     hidden_features,
     identify,
-    prefix_reader,
     sizes_of,
     token_automaton,
 )
-from structured_voronoi.problem.drawing import (
-    check_autoregressive,
-    redraw_by,
-    rows_to_redraw,
-)
+from structured_voronoi.lookahead.settings import LookaheadSettings
+from structured_voronoi.problem.drawing import check_autoregressive, redraw_by, rows_to_redraw
 from structured_voronoi.problem.problem import Problem, bind
-from structured_voronoi.progress import show_note
 from structured_voronoi.streams import BLOCK, in_blocks, index_at_level, widened
 
-WEIGHTS, SETTINGS = "lookahead.safetensors", "lookahead.json"
-WEIGHED = 2**20
-"""Numbers, one a row and token, that every head computes at a time, which bounds its memory."""
+WEIGHTS_FILE, SETTINGS_FILE = "lookahead.safetensors", "lookahead.json"
+MAX_VALUES = 2**20
+"""Largest number of values (rows x tokens) that a head computes at a time; it bounds the memory."""
 
 
 class Proposal(NamedTuple):
@@ -58,18 +55,20 @@ class Proposal(NamedTuple):
     log_p: Float[Tensor, "row n"]
     """log p of each token given those before it; 0 before the first drawn position."""
     log_q: Float[Tensor, "row n"]
-    """log of the probability with which it was drawn; 0 before the first drawn position."""
+    """log of its probability under the lookahead; 0 before the first drawn position."""
+    log_base: Float[Tensor, "row n"]
+    """log of its probability under the model restricted to possible tokens; 0 before the first drawn position."""
     log_rest: Float[Tensor, " row"]
 
     @property
     def log_weight(self) -> Float[Tensor, " row"]:
-        """log of p W / q but for a constant; -inf where the target gives no number."""
+        """log of p W / q up to a constant; -inf where the target is not finite."""
         weight = (self.log_p - self.log_q).sum(-1) + self.log_rest
         return torch.where(weight.isfinite(), weight, -torch.inf)
 
 
 class Reading(NamedTuple):
-    """What a head looked at, and what it makes of it."""
+    """The input and the output of a head."""
 
     features: Float[Tensor, "row d"]
     value: Float[Tensor, "row token"]
@@ -77,81 +76,122 @@ class Reading(NamedTuple):
 
 
 class Weighed(NamedTuple):
-    """The next token as a lookahead sees it: the proposal is q = p value / E_p[value]."""
+    """The distribution of the next token: q = p value / E_p[value]."""
 
     log_p: Float[Tensor, "row token"]
     value: Float[Tensor, "row token"]
-    """What each token will come to, with δ in it, in units of the scale."""
-    mass: Float[Tensor, "row token"]
-    """p value: the proposal but for a factor."""
+    """ψ of each token with the δ term, in units of exp(log_scale); 0 for impossible tokens."""
+    possible: Bool[Tensor, "row token"] | None
+    """Tokens after which all patterns can still match; None for all tokens."""
     log_scale: Float[Tensor, " row"]
-    """Values of several heads together may be below the least number there is."""
+    """Products of several heads may underflow without it."""
 
     @classmethod
-    def of(
-        cls,
-        log_p: Float[Tensor, "row token"],
-        value: Float[Tensor, "row token"],
-        log_scale: Float[Tensor, " row"] | None = None,
-    ) -> Weighed:
-        return cls(log_p, value, log_p.exp() * value, torch.zeros_like(log_p[:, 0]) if log_scale is None else log_scale)
+    def of(cls, log_p: Float[Tensor, "row token"], value: Float[Tensor, "row token"]) -> Weighed:
+        """A distribution in which all tokens are possible."""
+        return cls(log_p, value, None, torch.zeros_like(log_p[:, 0]))
+
+    def at(self, rows: Int[Tensor, " row"]) -> Weighed:
+        """The distributions of other rows."""
+        possible = None if self.possible is None else self.possible[rows]
+        return Weighed(self.log_p[rows], self.value[rows], possible, self.log_scale[rows])
+
+    def draw(self, level: Float[Tensor, " row"]) -> Int[Tensor, " row"]:
+        """A token of each row from q."""
+        return index_at_level(self.mass, level)
+
+    @property
+    def mass(self) -> Float[Tensor, "row token"]:
+        """q up to a factor."""
+        return self.log_p.exp() * self.value
+
+    @property
+    def base_mass(self) -> Float[Tensor, "row token"]:
+        """p of the possible tokens."""
+        mass = self.log_p.exp()
+        return mass if self.possible is None else mass * self.possible
 
     @property
     def log_expected(self) -> Float[Tensor, " row"]:
         """log of the mean value under the model."""
         return widened(self.mass.sum(-1)).log() + widened(self.log_scale)
 
-    def draw(self, level: Float[Tensor, " row"]) -> Int[Tensor, " row"]:
-        """A token of each row from q."""
-        return index_at_level(self.mass, level)
-
     def log_q(self, token: Int[Tensor, " row"]) -> Float[Tensor, " row"]:
-        log_p = widened(self.log_p.gather(-1, token[:, None])[:, 0])
-        return log_p + self.log_value(token) - self.log_expected
+        return self._log_p(token) + self.log_value(token) - self.log_expected
+
+    def log_base(self, token: Int[Tensor, " row"]) -> Float[Tensor, " row"]:
+        if self.possible is None:
+            return self._log_p(token)
+        log_p = torch.where(self.possible.gather(-1, token[:, None])[:, 0], self._log_p(token), -torch.inf)
+        return log_p - widened(self.base_mass.sum(-1)).log()
 
     def log_value(self, token: Int[Tensor, " row"]) -> Float[Tensor, " row"]:
         return widened(self.value.gather(-1, token[:, None])[:, 0]).log() + widened(self.log_scale)
 
+    def _log_p(self, token: Int[Tensor, " row"]) -> Float[Tensor, " row"]:
+        return widened(self.log_p.gather(-1, token[:, None])[:, 0])
+
 
 @dataclass(frozen=True, eq=False)
 class Lookahead:
-    """Heads for the factors of a target, and how much they are trusted; made by `Lookahead.fit`."""
+    """Heads for the factors of a target, made by `Lookahead.fit`.
+
+    Examples
+    --------
+    >>> import structured_voronoi as sv
+    >>> model = sv.LanguageModel.load("bundled", length=6)
+    >>> target = sv.Controlled(model, {sv.controls.Predicate.keyword("river"): 1.0})
+    >>> lookahead = sv.Lookahead.fit(target, texts=64, seed=0)
+    >>> sorted(lookahead.heads)
+    ['keyword=river']
+    """
 
     heads: dict[str, Head]
-    delta: float
-    """The share of plain model that is mixed into every step."""
+    settings: LookaheadSettings
     identity: dict[str, Any]
-    """The target it was made for."""
+    """Description of the target that the lookahead was fitted to."""
+    learned: bool = True
+    """False for proposals from the model restricted to possible tokens."""
 
     @classmethod
     def fit(
-        cls,
-        target: Target | Problem,
-        texts: int = 2048,
-        seed: int = 0,
-        progress: bool = True,
-        *,
-        seconds: float | None = None,
+        cls, target: Target | Problem, texts: int = 1024, seed: int = 0, settings: LookaheadSettings | None = None
     ) -> Lookahead:
-        """Learn from ``texts`` draws of the model itself, or from as many as leave time to learn in ``seconds``.
+        """Learn from texts that are drawn from the model.
 
-        With a limit in seconds the result depends on the speed of the machine.
+        Parameters
+        ----------
+        target
+            A left-to-right target with bounded controls.
+        texts
+            Number of texts to draw and to learn from.
+        seed
+            Seed of the texts and of the training.
+        settings
+            How heads are trained; the defaults are those of `generate`.
+
+        Returns
+        -------
+        Lookahead
+            Proposals for `sv.Guided`, or for `generate` and `probability`.
+
+        Raises
+        ------
+        SamplingError
+            If the target cannot be drawn token by token, or if no text satisfies a control that is not a pattern.
         """
-        from structured_voronoi.lookahead.fitting import fit_lookahead
+        from structured_voronoi.lookahead.learning import fit_lookahead
 
-        return fit_lookahead(bind(target), texts, seed, progress, seconds)
+        return fit_lookahead(bind(target), texts, seed, settings or LookaheadSettings())
 
-    def adopted(self, problem: Problem) -> Lookahead:
-        """The same for a target with the same factors, as after another prompt; it may serve there less well."""
-        made = untrained(problem, {name: head.reader.size for name, head in self.heads.items()}, self.delta)
-        for name, head in made.heads.items():
-            head.reader.load_state_dict(self.heads[name].reader.state_dict())
-        return made
+    def for_target(self, problem: Problem) -> Lookahead:
+        """The same heads for a target with the same factors, for example after another prompt."""
+        return replace(self, identity={**self.identity, "prompt": str(getattr(problem, "prompt", ""))})
 
     def propose(
         self, problem: Problem, tokens: Int[Tensor, "row n"], start: int, levels: Float[Tensor, "row count"]
     ) -> Proposal:
-        """The tokens with all positions from ``start`` on drawn anew, each at its level."""
+        """Draw all positions from ``start`` on, each at its level."""
 
         def propose_block(tokens: Tensor, levels: Tensor) -> tuple[Tensor, ...]:
             return self._propose_block(problem, tokens, start, levels)
@@ -161,7 +201,7 @@ class Lookahead:
     def draw(
         self, problem: Problem, levels: Float[Tensor, "row n"], prefix: Int[Tensor, "some kept"] | None = None
     ) -> Proposal:
-        """Whole texts, each token at its level; the first rows with a prefix, if one is given for some."""
+        """Whole texts, each token at its level; the first rows begin with a prefix, if one is given for them."""
         tokens = problem.allowed_tokens[:1].expand(levels.shape).clone()
         if prefix is not None and prefix.shape[1]:
             rows, kept = prefix.shape
@@ -170,34 +210,77 @@ class Lookahead:
             levels[:rows, :kept] = torch.nan
         return self.propose(problem, tokens, 0, levels)
 
+    def draw_observed(
+        self, problem: Problem, levels: Float[Tensor, "row n"], from_model: Bool[Tensor, " row"], is_observed: bool
+    ) -> tuple[Proposal, Observed | None]:
+        """Whole texts, and what heads can learn from them.
+
+        Rows ``from_model`` are drawn from the model restricted to possible tokens.
+        """
+
+        def draw_block(levels: Tensor, from_model: Tensor) -> tuple[Tensor, ...]:
+            blank = problem.allowed_tokens[:1].expand(levels.shape).clone()
+            return self._propose_block(problem, blank, 0, levels, from_model, is_observed)
+
+        parts = in_blocks(draw_block, levels, from_model, rows_at_a_time=rows_to_redraw(problem))
+        drawn, rest = Proposal(*parts[:5]), parts[5:]
+        return drawn, Observed.of(drawn.tokens, rest) if is_observed else None
+
     @torch.no_grad()
-    def _propose_block(self, problem: Problem, tokens: Tensor, start: int, levels: Tensor | None) -> tuple[Tensor, ...]:
-        """Tokens drawn at their levels; kept as they are where a level is NaN, or without levels."""
+    def _propose_block(
+        self,
+        problem: Problem,
+        tokens: Tensor,
+        start: int,
+        levels: Tensor | None,
+        from_model: Tensor | None = None,
+        is_observed: bool = False,
+    ) -> tuple[Tensor, ...]:
+        """Tokens drawn at their levels; kept where a level is NaN, and everywhere without levels."""
         states = {name: head.begin(tokens[:, :start]) for name, head in self.heads.items()}
         log_q = widened(torch.zeros(tokens.shape, device=tokens.device))
-        at_a_time = max(BLOCK, WEIGHED // len(problem.embeddings) // BLOCK * BLOCK)
+        log_base, seen, outputs = torch.zeros_like(log_q), list[tuple[Tensor, ...]](), list[Tensor]()
+        rows_at_a_time = max(BLOCK, MAX_VALUES // len(problem.embeddings) // BLOCK * BLOCK)
+        if from_model is None:
+            from_model = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
 
         def choose(n: int, log_probs: Tensor, hidden: Tensor | None) -> Tensor:
-            token = tokens[:, n].clone()
-            show_note(f"{len(token)} proposals, token {n + 1} of {problem.length}")
-            for begin in range(0, len(token), at_a_time):
-                rows = slice(begin, begin + at_a_time)
+            token, seen_here = tokens[:, n].clone(), list[tuple[Tensor, ...]]()
+            for begin in range(0, len(token), rows_at_a_time):
+                rows = slice(begin, begin + rows_at_a_time)
                 some = {name: state[rows] for name, state in states.items()}
-                weighed = self.weigh(problem, some, n, log_probs[rows], None if hidden is None else hidden[rows])
+                hidden_rows = None if hidden is None else hidden[rows]
+                if is_observed:
+                    weighed, seen_rows = self._weigh(problem, some, n, log_probs[rows], hidden_rows, True)
+                    seen_here.append(seen_rows)
+                else:
+                    weighed = self.weigh(problem, some, n, log_probs[rows], hidden_rows)
                 if levels is not None:
-                    token[rows] = _drawn_or_kept(weighed, levels[rows, n - start], token[rows])
-                log_q[rows, n] = weighed.log_q(token[rows])
+                    mass = weighed.mass
+                    if self.learned and from_model[rows].any():
+                        mass = torch.where(from_model[rows, None], weighed.base_mass, mass)
+                    token[rows] = _drawn_or_kept(mass, levels[rows, n - start], token[rows])
+                log_base[rows, n] = weighed.log_base(token[rows])
+                log_q[rows, n] = weighed.log_q(token[rows]) if self.learned else log_base[rows, n]
             for name, head in self.heads.items():
                 states[name] = head.advance(states[name], token)
+            if is_observed:
+                seen.append(tuple(torch.cat(column) for column in zip(*seen_here, strict=True)))
+                outputs.append(
+                    torch.stack([head.output_after(states[name]) for name, head in self.heads.items()], dim=-1)
+                )
             return token
 
         redrawn = redraw_by(problem, tokens, start, problem.length, choose)
-        log_p = torch.zeros_like(log_q)
+        log_p, log_rest = torch.zeros_like(log_q), widened(redrawn.log_rest)
         log_p[:, start:] = widened(redrawn.log_probs)
-        return redrawn.tokens, log_p, log_q, widened(redrawn.log_rest)
+        drawn = redrawn.tokens, log_p, log_q, log_base, log_rest
+        if not is_observed:
+            return drawn
+        return *drawn, *label(problem, self.heads, redrawn.tokens, log_rest, seen, outputs)
 
     def score(self, problem: Problem, tokens: Int[Tensor, "row n"]) -> Proposal:
-        """Given texts as if they had been proposed: what p and q say of each of their tokens."""
+        """Given texts as if they had been proposed: p and q of each of their tokens."""
 
         def score_block(tokens: Tensor) -> tuple[Tensor, ...]:
             return self._propose_block(problem, tokens, 0, None)
@@ -207,25 +290,70 @@ class Lookahead:
     def weigh(
         self, problem: Problem, states: dict[str, Tensor], n: int, log_probs: Tensor, hidden: Tensor | None
     ) -> Weighed:
-        """What the lookahead makes of every token at position ``n``; nothing of those after the end of a text."""
-        is_going = _which_go_on(problem, log_probs)
-        if is_going.all():
-            features = hidden_features(problem, hidden, len(log_probs))
-            return self.combine(log_probs, self.read(problem, states, n, features))
-        if not is_going.any():
-            return Weighed.of(log_probs, torch.ones_like(log_probs))
-        going = padded_rows(is_going.nonzero().squeeze(-1))
-        some = {name: state[going] for name, state in states.items()}
-        features = hidden_features(problem, None if hidden is None else hidden[going], len(going))
-        weighed = self.combine(log_probs[going], self.read(problem, some, n, features))
-        value, log_scale = torch.ones_like(log_probs), torch.zeros_like(log_probs[:, 0])
-        value[going], log_scale[going] = weighed.value, weighed.log_scale
-        return Weighed.of(log_probs, value, log_scale)
+        """The distribution of the token at position ``n``; padding is certain after the end of a text."""
+        return self._weigh(problem, states, n, log_probs, hidden, is_observed=False)[0]
+
+    def _weigh(
+        self,
+        problem: Problem,
+        states: dict[str, Tensor],
+        n: int,
+        log_probs: Tensor,
+        hidden: Tensor | None,
+        is_observed: bool,
+    ) -> tuple[Weighed, tuple[Tensor, ...]]:
+        """Also what heads can learn from."""
+        going_on = _unfinished_rows(problem, log_probs)
+        if going_on.all():
+            return self._weigh_rows(problem, states, n, log_probs, hidden, is_observed)
+        rows = padded_rows(going_on.nonzero().squeeze(-1))
+        if not len(rows) and is_observed:
+            rows = torch.zeros(BLOCK, dtype=torch.int64, device=log_probs.device)
+        value, log_scale, possible = torch.ones_like(log_probs), torch.zeros_like(log_probs[:, 0]), None
+        if not len(rows):
+            return Weighed(log_probs, value, None, log_scale), ()
+        some = {name: state[rows] for name, state in states.items()}
+        hidden_rows = None if hidden is None else hidden[rows]
+        weighed, seen = self._weigh_rows(problem, some, n, log_probs[rows], hidden_rows, is_observed)
+        if going_on.any():
+            value[rows], log_scale[rows] = weighed.value, weighed.log_scale
+            if weighed.possible is not None:
+                possible = torch.ones_like(log_probs, dtype=torch.bool)
+                possible[rows] = weighed.possible
+        spread = []
+        for part in seen:
+            spread.append(part.new_zeros(len(log_probs), *part.shape[1:]))
+            spread[-1][rows] = part
+        return Weighed(log_probs, value, possible, log_scale), tuple(spread)
+
+    def _weigh_rows(
+        self,
+        problem: Problem,
+        states: dict[str, Tensor],
+        n: int,
+        log_probs: Tensor,
+        hidden: Tensor | None,
+        is_observed: bool,
+    ) -> tuple[Weighed, tuple[Tensor, ...]]:
+        features = hidden_features(problem, hidden, len(log_probs))
+        readings = self.read(problem, states, n, features) if self.learned else None
+        seen = observe(self.heads, log_probs, features, readings) if is_observed else ()
+        if readings is not None:
+            return self.combine(log_probs, readings), seen
+        possible = None
+        for name, head in self.heads.items():
+            if isinstance(head, PatternHead):
+                found = head.possible(states[name], n, problem.length)
+                if found is not None:
+                    possible = found if possible is None else possible & found
+        possible = _all_where_stuck(log_probs, possible)
+        value = torch.ones_like(log_probs) if possible is None else possible.to(log_probs)
+        return Weighed(log_probs, value, possible, torch.zeros_like(log_probs[:, 0])), seen
 
     def read(
         self, problem: Problem, states: dict[str, Tensor], n: int, hidden: Float[Tensor, "row d"]
     ) -> list[Reading]:
-        """What every head says of every token at position ``n``."""
+        """The values of every head for every token at position ``n``."""
         readings = []
         for name, head in self.heads.items():
             features = head.features(states[name], hidden)
@@ -233,102 +361,130 @@ class Lookahead:
         return readings
 
     def combine(self, log_probs: Float[Tensor, "row token"], readings: list[Reading]) -> Weighed:
-        """The proposal that the model's probabilities and the heads' values make together."""
+        """The proposal made of the model's probabilities and the values of the heads."""
         log_value = torch.zeros_like(log_probs)
         for head, reading in zip(self.heads.values(), readings, strict=True):
-            log_value = log_value + head.power * reading.value.to(log_value).log()
+            log_value = log_value + self.settings.power_of(head) * reading.value.to(log_value).log()
+        possible = log_value > -torch.inf
         log_scale = log_value.amax(-1, keepdim=True)
         log_scale = torch.where(log_scale > -torch.inf, log_scale, 0.0)
         value = (log_value - log_scale).exp()
         expected = (log_probs.exp() * value).sum(-1, keepdim=True)
-        is_told = self.delta * expected > torch.finfo(expected.dtype).tiny  # else q may be 0 where p is not
-        value = torch.where(is_told, value + self.delta * expected, 1.0)
-        return Weighed.of(log_probs, value, torch.where(is_told, log_scale, 0.0).squeeze(-1))
+        is_known = self.settings.delta * expected > torch.finfo(expected.dtype).tiny  # else q may be 0 where p is not
+        value = torch.where(is_known, value + self.settings.delta * expected, 1.0)
+        kept = None if bool(possible.all()) else _all_where_stuck(log_probs, possible)
+        if kept is not None:
+            value = value * kept
+        return Weighed(log_probs, value, kept, torch.where(is_known, log_scale, 0.0).squeeze(-1))
 
     def check_fits(self, problem: Problem) -> None:
-        """Refuse a target of another size, of whose texts this cannot say anything."""
+        """Raise an error if the target has another vocabulary, length or width."""
         for name, value in sizes_of(problem).items():
-            made_for = self.identity.get(name)
-            if made_for != value:
+            fitted_to = self.identity.get(name)
+            if fitted_to != value:
                 raise SamplingError(
-                    f"the lookahead was made for another {name} ({made_for}, not {value}); fit one for this target"
+                    f"the lookahead was fitted to another {name} ({fitted_to}, not {value}); fit one to this target"
                 )
 
-    def save(self, folder: str | Path) -> None:
-        """Weights as safetensors, settings as JSON."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        weights = {
+    def weights(self) -> dict[str, Tensor]:
+        """The trained parameters of all heads."""
+        return {
             f"{number}.{key}": tensor.detach().cpu().contiguous()
             for number, head in enumerate(self.heads.values())
             for key, tensor in head.reader.state_dict().items()
             if key != "coordinates"
         }
+
+    def save(self, folder: str | Path) -> None:
+        """Write the weights as safetensors and the settings as JSON."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
         settings = {
             "factors": {name: head.reader.size for name, head in self.heads.items()},
-            "powers": {name: head.power for name, head in self.heads.items()},
-            "delta": self.delta,
+            "settings": self.settings.as_dict(),
             "identity": self.identity,
+            "learned": self.learned,
         }
-        save_file(weights, folder / WEIGHTS)
-        (folder / SETTINGS).write_text(json.dumps(settings, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        save_file(self.weights(), folder / WEIGHTS_FILE)
+        (folder / SETTINGS_FILE).write_text(json.dumps(settings, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, folder: str | Path, target: Target | Problem) -> Lookahead:
-        """A lookahead that was saved for this target; one for another is refused."""
+        """Read a lookahead that was saved for this target."""
         folder, problem = Path(folder), bind(target)
         try:
-            settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
-            weights, sizes, saved = load_file(folder / WEIGHTS), settings["factors"], settings["identity"]
+            saved = json.loads((folder / SETTINGS_FILE).read_text(encoding="utf-8"))
             for key, value in identify(problem).items():
-                if saved.get(key) != value:
+                if saved["identity"].get(key) != value:
                     raise SamplingError(
-                        f"the lookahead {folder} was made for another {key} ({saved.get(key)!r}, not {value!r}); "
-                        "fit one for this target"
+                        f"the lookahead {folder} was fitted to another {key} ({saved['identity'].get(key)!r}, not "
+                        f"{value!r}); fit one to this target"
                     )
-            made = untrained(problem, sizes, settings["delta"])
-            if settings.get("powers") != {name: head.power for name, head in made.heads.items()}:
-                raise SamplingError(f"the lookahead {folder} was made by another version of this package; fit it again")
-            for number, head in enumerate(made.heads.values()):
-                parts = {key.split(".", 1)[1]: part for key, part in weights.items() if key.startswith(f"{number}.")}
-                head.reader.load_state_dict({**parts, "coordinates": head.reader.coordinates})
+            settings = LookaheadSettings(**saved["settings"])
+            made = restore(problem, saved["factors"], load_file(folder / WEIGHTS_FILE), settings)
         except SamplingError:
             raise
-        except Exception as error:  # the libraries below raise many kinds; each means that the folder is of no use
+        except Exception as error:  # the libraries below raise many kinds; each means that the folder is unusable
             raise SamplingError(
                 f"the lookahead {folder} cannot be loaded ({type(error).__name__}: {one_line(error)}); fit it again"
             ) from error
-        return made
+        return replace(made, learned=bool(saved["learned"]))
 
 
-def _drawn_or_kept(weighed: Weighed, level: Float[Tensor, " row"], kept: Int[Tensor, " row"]) -> Int[Tensor, " row"]:
-    """The token at the level, or the kept one where there is none."""
-    is_kept = level.isnan()
-    return torch.where(is_kept, kept, weighed.draw(level.masked_fill(is_kept, 0.5)))
+def restore(
+    problem: Problem, sizes: dict[str, Size], weights: dict[str, Tensor], settings: LookaheadSettings
+) -> Lookahead:
+    """A lookahead with these trained parameters."""
+    made = untrained(problem, sizes, settings)
+    for number, head in enumerate(made.heads.values()):
+        parts = {key.split(".", 1)[1]: part for key, part in weights.items() if key.startswith(f"{number}.")}
+        head.reader.load_state_dict({**parts, "coordinates": head.reader.coordinates})
+    return replace(made, learned=True)
 
 
-def untrained(problem: Problem, sizes: dict[str, Size], delta: float, seed: int | None = None) -> Lookahead:
-    """Heads that know the patterns but have learnt nothing; with a seed, random ones."""
+def untrained(
+    problem: Problem,
+    sizes: dict[str, Size] | None = None,
+    settings: LookaheadSettings | None = None,
+    seed: int | None = None,
+) -> Lookahead:
+    """The model restricted to possible tokens, with untrained heads; with a seed, random heads that are used."""
     check_autoregressive(problem, "a lookahead")
     coordinates = token_coordinates(problem.embeddings)
     heads: dict[str, Head] = {}
-    for name, size in sizes.items():
+    for name in factor_names(problem):
         automaton = token_automaton(problem, name) if name in problem.patterns else None
-        outputs = 1 if automaton is None else len(automaton.live)
-        if automaton is not None and size in ("said", "prefix"):
-            size = "token"  # its state is all that a pattern needs to know of what was said
+        outputs, size = 1 if automaton is None else len(automaton.live), (sizes or {}).get(name, "position")
         reader = Reader(feature_width(problem), problem.length, outputs, coordinates, size).to(problem.device)
-        learnt = LearntHead(reader, prefix_reader(problem, name))
-        heads[name] = learnt if automaton is None else PatternHead(automaton, reader)
+        heads[name] = LearntHead(reader) if automaton is None else PatternHead(automaton, reader)
     if seed is not None:
         generator = torch.Generator().manual_seed(seed)
         for parameter in nn.ModuleList(heads.values()).parameters():
             parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator).to(parameter)
-    return Lookahead(heads, delta, identify(problem))
+    return Lookahead(heads, settings or LookaheadSettings(), identify(problem), learned=seed is not None)
 
 
-def _which_go_on(problem: Problem, log_probs: Float[Tensor, "row token"]) -> Bool[Tensor, " row"]:
-    """The rows whose text is not over."""
+def _drawn_or_kept(
+    mass: Float[Tensor, "row token"], level: Float[Tensor, " row"], kept: Int[Tensor, " row"]
+) -> Int[Tensor, " row"]:
+    """The token at the level, or the given one where the level is NaN."""
+    is_kept = level.isnan()
+    return torch.where(is_kept, kept, index_at_level(mass, level.masked_fill(is_kept, 0.5)))
+
+
+def _all_where_stuck(
+    log_probs: Float[Tensor, "row token"], possible: Bool[Tensor, "row token"] | None
+) -> Bool[Tensor, "row token"] | None:
+    """All tokens are possible in rows where no probability is left to the others: such texts have no weight anyway,
+    or one too small for the numbers at hand."""
+    if possible is None:
+        return None
+    left = (log_probs.exp() * possible).sum(-1, keepdim=True)
+    return possible | (left <= torch.finfo(left.dtype).tiny)
+
+
+def _unfinished_rows(problem: Problem, log_probs: Float[Tensor, "row token"]) -> Bool[Tensor, " row"]:
+    """The rows whose text has not ended."""
     if problem.padding is None:
         return torch.ones_like(log_probs[:, 0], dtype=torch.bool)
     return log_probs[:, problem.padding] < 0

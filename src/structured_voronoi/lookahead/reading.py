@@ -12,12 +12,9 @@ from structured_voronoi.automata.patterns import CannotCompile, compile_pattern
 from structured_voronoi.automata.vocabulary import TokenAutomaton, can_all_match, token_bytes
 from structured_voronoi.contracts import Pattern
 from structured_voronoi.errors import SamplingError
-from structured_voronoi.lookahead.heads import Read
 from structured_voronoi.problem.drawing import log_bound, token_log_probs
 from structured_voronoi.problem.problem import Problem
 
-LEAST_READING = 1e-3
-"""What a control says of a prefix is read as log-odds, up to those of this."""
 REST = "rest"
 """The name of the only factor of a target that does not list its own."""
 
@@ -54,20 +51,6 @@ def hidden_features(problem: Problem, hidden: Tensor | None, rows: int) -> Float
     length = hidden.float().norm(dim=-1, keepdim=True).clamp(min=1e-6)
     features: Tensor = hidden.float() / length * hidden.shape[-1] ** 0.5
     return features
-
-
-def prefix_reader(problem: Problem, name: str) -> Read | None:
-    """What a control says of unfinished texts, as a number around 0; None where it is not to be asked."""
-    if name not in problem.readable:
-        return None
-
-    def read(tokens: Tensor) -> Tensor:
-        if not tokens.shape[1]:  # not every function can read an empty text
-            return torch.zeros(len(tokens), device=tokens.device)
-        share: Tensor = problem.prefix_factor(name, tokens).exp().clamp(max=1.0)
-        return ((share + LEAST_READING) / (1 - share + LEAST_READING)).log().nan_to_num(0.0) / 2
-
-    return read
 
 
 def token_automaton(problem: Problem, name: str) -> TokenAutomaton | None:

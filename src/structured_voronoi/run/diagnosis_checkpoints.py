@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import structured_voronoi as sv
@@ -67,6 +68,10 @@ def _read_draws(folder: Path, manifest: Manifest) -> Record:
 
 
 def _read_texts(folder: Path, manifest: Manifest) -> dict[str, Record]:
+    accepted = [text for part in _parts(folder, manifest, "texts") for text in part["texts"]]
+    if accepted:
+        energy = np.array([[text["energy"]] for text in accepted])
+        return {"": Record("the engine", energy, independent=True, one_text=True)}
     settings, batches = manifest.settings, list(map(Batch.restored, _parts(folder, manifest, "batch")))
     plans = _parts(folder, manifest, "plan")
     if not batches or not plans:

@@ -10,7 +10,6 @@ import numpy as np
 from numpy import ndarray
 
 from structured_voronoi.run.diagnosis_records import DISTANCE, Mixing, Record
-from structured_voronoi.run.guided_moves import leftover
 
 LEAST_DRAWS = 20
 """With fewer draws or steps a chain, nothing is said about mixing."""
@@ -119,7 +118,7 @@ def _mixing_better(record: Record) -> str:
 
 def _other_samplers(record: Record) -> list[str]:
     if record.one_text:
-        return [f"--sampler {name}" for name in ("svs+refresh", "guided") if name != record.sampler]
+        return [f"--sampler {name}" for name in ("svs+refresh", "adaptive") if name != record.sampler]
     if "redraws" in record.counts:
         return ["Guided(), which proposes what the controls ask for"]
     return ["another step size"] * (record.scale is None) + ["Cycle(…, Refresh()) where tokens can be redrawn"]
@@ -175,24 +174,23 @@ def _weights(record: Record) -> Iterator[Finding]:
     found = record.summary_of_weights()
     if found is None:
         return
-    log_weight = record.counts["log_weights"].astype(float)
-    choices, fresh = log_weight.shape[-2:]
-    left = leftover(log_weight.ravel(), 1 + fresh, 1 + choices * record.steps)  # the start is chosen by weight, too
+    choices, fresh = record.counts["log_weights"].shape[-2:]
+    proposals = 1 + fresh * choices * record.steps
     remedy = (
         "fit the lookahead on more texts, Lookahead.fit(target, texts=8192), or take more `tries`, `choices` or steps"
     )
-    said = f"the effective share of guided weights is {found.effective_share:.2g}"
-    if left > MOST_LEFTOVER:
+    if found.effective_share * proposals < 1:
         yield Finding(
-            f"{said}: after {record.steps} step{plural(record.steps)} about {left:.0%} of chains still depend on "
-            f"their start; {remedy}",
+            f"the effective share of guided weights is {found.effective_share:.2g}: {proposals} proposals per chain "
+            f"are too few to forget the start; {remedy}",
             serious=True,
         )
-    if MOST_PARETO < found.pareto_k < math.inf:
+    if not found.reliable and found.pareto_k is not None and found.pareto_k > MOST_PARETO:
         yield Finding(
-            f"the tail of guided weights is heavy (Pareto k̂ {found.pareto_k:.2f}, the largest is "
-            f"{found.largest_share:.0%} of all), so that texts which the lookahead misses may be missing; {remedy}",
-            serious=found.pareto_k > 1,
+            f"the tail of guided weights is heavy (Pareto k {found.pareto_k:.2f} ± {found.pareto_k_error:.2f}, the "
+            f"largest is {found.largest_share:.0%} of all), so that texts which the lookahead misses may be missing; "
+            f"{remedy}",
+            serious=False,
         )
 
 

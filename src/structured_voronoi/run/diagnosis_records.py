@@ -23,8 +23,8 @@ from structured_voronoi.contracts import is_independent
 if TYPE_CHECKING:
     from xarray import DataTree
 
+    from structured_voronoi.engine.estimates import Probability
     from structured_voronoi.run.presets import Plan
-    from structured_voronoi.run.probability import Probability
     from structured_voronoi.run.texts import Batch
 
 MOST_VALUES = 500_000
@@ -105,10 +105,11 @@ class Record:
         """Of the weights of the fresh texts of guided steps; None where there are none."""
         if "log_weights" not in self.counts:
             return None
-        from structured_voronoi.run.probability import summarise_weights
+        from structured_voronoi.engine.estimates import estimate_probability
 
         log_weight = self.counts["log_weights"].astype(float).ravel()
-        return summarise_weights(log_weight - np.max(log_weight, initial=0.0, where=np.isfinite(log_weight)))
+        largest = np.max(log_weight, initial=0.0, where=np.isfinite(log_weight))
+        return estimate_probability(log_weight - largest, len(log_weight))
 
 
 def record_of_draws(draws: DataTree) -> Record:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from structured_voronoi.contracts import Control, Start
+from structured_voronoi.engine.estimates import Probability
+from structured_voronoi.engine.settings import EngineSettings
 from structured_voronoi.errors import (
     CONTROL_SECONDS,
     SamplingError,
@@ -17,28 +20,24 @@ from structured_voronoi.errors import (
     check_memory,
     check_positive,
     check_seed,
+    check_tolerance,
     user_code,
 )
 from structured_voronoi.problem.problem import bind
+from structured_voronoi.run.engine_texts import EngineTexts, Outcome
 from structured_voronoi.run.presets import (
     DEFAULT_LENGTH,
-    DEFAULT_PATIENCE,
+    DEFAULT_TOLERANCE,
+    INDEPENDENT,
     TEXT_SCALE,
     Plan,
     Scale,
     check_sampler_name,
+    choose_sampler,
     plan_texts,
     total_steps,
 )
-from structured_voronoi.run.texts import (
-    Batch,
-    Text,
-    TextRun,
-    Watcher,
-    closing_line,
-    closing_warnings,
-    draw_for_prompts,
-)
+from structured_voronoi.run.texts import Text, TextRun, Watcher, closing_line, closing_warnings
 from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.ending import Ends
 from structured_voronoi.targets.language_model import LanguageModel
@@ -87,8 +86,13 @@ class Request:
     """A folder in which the run is kept as it goes along."""
     resume: bool = True
     """Go on with the run that is there; otherwise such a folder is refused."""
-    patience: float | None = DEFAULT_PATIENCE
-    """Seconds after which rejection gives up if it has accepted nothing; None for never."""
+    tolerance: float = DEFAULT_TOLERANCE
+    """Bound on the total variation distance between texts under control and their exact distribution."""
+    weighted: bool = False
+    """All texts that satisfy the controls, with their weights; ``n`` counts effective texts."""
+    time_limit: float | None = None
+    """Stop after this many seconds with the texts so far."""
+    settings: EngineSettings = field(default_factory=EngineSettings)
     control_timeout: float | None = CONTROL_SECONDS
     """Seconds after which a control that is asked about some texts is taken to hang; None for never."""
     workers: int | str = 1
@@ -98,7 +102,8 @@ class Request:
         check_count(n=self.n, thin=self.thin, length=self.length)
         if self.warmup is not None:
             check_count(0, warmup=self.warmup)
-        check_positive(patience=self.patience, control_timeout=self.control_timeout)
+        check_positive(time_limit=self.time_limit, control_timeout=self.control_timeout)
+        check_tolerance(self.tolerance)
         check_positive(scale=None if self.scale == "auto" else self.scale)
         check_seed(self.seed)
         check_sampler_name(self.sampler)
@@ -116,6 +121,12 @@ class Generated:
     draws: list[Text]
     diagnosis: str
     """Whether the texts follow their target, and what they cost, in words."""
+    probability: list[Probability] = field(default_factory=list)
+    """P(controls) for each prompt; empty where chains drew the texts."""
+    error_bound: list[float] = field(default_factory=list)
+    """For each prompt, the 95 % upper limit of the total variation distance from the exact distribution."""
+    evaluations: int = 0
+    """Texts that were drawn from proposals."""
 
     @property
     def texts(self) -> list[str]:
@@ -167,9 +178,13 @@ def generate(
     prompts = [prompts] if isinstance(prompts, str) else prompts
     device = str(more.get("device", "cpu"))
     request = Request(model, prompts, read_controls(controls or {}, device), n, length, **more)
-    with contextlib.closing(fulfil(request, lambda _: None, said.append)) as batches:
-        draws = [text for batch in batches for text in batch.texts]
-    return Generated(sorted(draws, key=lambda text: text.chain), " ".join(said))
+    outcomes: list[Outcome] = []
+    with contextlib.closing(fulfil(request, lambda _: None, said.append, outcomes=outcomes)) as batches:
+        draws = [text for batch in batches for text in batch]
+    order = {prompt: number for number, prompt in enumerate(prompts or [])}
+    draws.sort(key=lambda text: (order.get(text.prompt, 0) if request.weighted else 0, text.chain))
+    found = outcomes[0] if outcomes else Outcome([], [], 0, False)
+    return Generated(draws, " ".join(said), found.probability, found.error_bound, found.evaluations)
 
 
 def read_controls(
@@ -211,8 +226,14 @@ def _check_control(control: Control, others: Mapping[Control, float]) -> None:
         )
 
 
-def fulfil(request: Request, say: Say, conclude: Say, watcher: Watcher | None = None) -> Generator[Batch]:
-    """The texts of a request, batch by batch; every prompt is looked at before the first text is drawn."""
+def fulfil(
+    request: Request,
+    say: Say,
+    conclude: Say,
+    watcher: Watcher | None = None,
+    outcomes: list[Outcome] | None = None,
+) -> Generator[list[Text]]:
+    """The texts of a request as they come; every prompt is checked before the first text is drawn."""
     with contextlib.ExitStack() as stack:
         kept = None
         if request.checkpoint is not None or request.workers != 1:
@@ -220,22 +241,24 @@ def fulfil(request: Request, say: Say, conclude: Say, watcher: Watcher | None = 
 
             kept = stack.enter_context(open_checkpoint(request.checkpoint, request.resume, request.workers, KIND))
         models = _models_of(request)
-        left_out = ", ".join(f"{count} {why}" for why, count in models[0].excluded.items() if count)
-        say(f"tokens left out: {left_out or 'none'}")
         targets = make_targets(request, models)
         if kept is not None:
-            _refuse_growth(request, models, kept)
+            if choose_sampler(targets[0], request.sampler)[0] not in INDEPENDENT:
+                _refuse_growth(request, models, kept)
             kept.begin(KIND, bind(targets[0]), _described(request, models[0]), growing="n")
             if kept.other_versions:
                 say(f"the run was begun with {kept.other_versions}: what is to come may end in other bits")
-        done, all_texts = 0, request.n * len(models)
-        for batch in _draw(request, targets, models, say, conclude, kept, stack, watcher):
-            done += len(batch.texts)
-            if kept is not None and not kept.is_finished:
-                kept.reach(done, all_texts, "texts")
-                if done == all_texts or kept.is_due:
-                    kept.save()
-            yield batch
+        name, reason = choose_sampler(targets[0], request.sampler)
+        if reason:
+            say(reason)
+        if name in INDEPENDENT and not request.weighted:
+            yield from _draw_by_engine(request, targets, name, conclude, kept, watcher, outcomes)
+        elif request.weighted:
+            if name not in ("adaptive", "rejection"):
+                raise SamplingError("weighted texts need controls with a bound; leave out weighted, or add a control")
+            yield from _draw_by_engine(request, targets, name, conclude, kept, watcher, outcomes)
+        else:
+            yield from _draw_by_chains(request, targets, models, name, conclude, kept, stack, watcher)
 
 
 def make_targets(
@@ -247,47 +270,94 @@ def make_targets(
     return [Controlled(model, controls, timeout) if controls else model for model in models]
 
 
-def _draw(
+def _draw_by_engine(
+    request: Request,
+    targets: Sequence[LanguageModel | Controlled],
+    name: str,
+    conclude: Say,
+    kept: Checkpoint | None,
+    watcher: Watcher | None,
+    outcomes: list[Outcome] | None,
+) -> Iterator[list[Text]]:
+    """Independent texts, by rejection that learns where it may."""
+    if watcher is not None:
+        watcher.planned(targets[0], name, 1)
+    run = EngineTexts(
+        targets,
+        request.n,
+        request.seed,
+        request.tolerance,
+        request.weighted,
+        replace(request.settings, learns=request.settings.learns and name == "adaptive"),
+        request.time_limit,
+        kept,
+        partial(make_targets, replace(request, checkpoint=None, workers=1, progress=False)),
+        request.progress,
+    )
+    count = 0
+    for texts in run.draw():
+        count += len(texts)
+        yield texts
+    found = run.outcome()
+    if outcomes is not None:
+        outcomes.append(found)
+    conclude(_engine_line(request, name, count, found))
+    for prompt, bound in enumerate(found.error_bound):
+        if bound > request.tolerance and name == "adaptive" and bound > 2 * request.tolerance:
+            where = f"prompt {prompt + 1}: " if len(targets) > 1 else ""
+            conclude(f"{where}warning: the error bound is {bound:.2g}; draw more texts, or loosen the controls.")
+
+
+def _engine_line(request: Request, name: str, count: int, found: Outcome) -> str:
+    """What was drawn, at what cost, and how probable the controls are."""
+    kind = "weighted texts" if request.weighted else "texts"
+    parts = [f"{count} {kind if count != 1 else kind[:-1]}", f"{found.evaluations:,} tries"]
+    if name != "ancestral":
+        if len(found.probability) == 1:
+            parts.append(f"P(controls) = {found.probability[0]}")
+        if request.tolerance and not request.weighted:
+            parts.append(f"error bound {max(found.error_bound):.2g}")
+    if found.stopped_early:
+        parts.append(f"stopped after {request.time_limit:g} s")
+    return "; ".join(parts) + "."
+
+
+def _draw_by_chains(
     request: Request,
     targets: Sequence[LanguageModel | Controlled],
     models: Sequence[LanguageModel],
-    say: Say,
+    name: str,
     conclude: Say,
     kept: Checkpoint | None,
     stack: contextlib.ExitStack,
     watcher: Watcher | None,
-) -> Iterator[Batch]:
-    """The texts, prompt by prompt or for many prompts together; what was kept comes from there."""
-    plan = first_plan = plan_prompt(request, targets[0], kept, 0)
-    if plan.reason:
-        say(plan.reason)
-    together = plan.name == "ancestral" and len(models) > 1 and models[0].normalised and not request.controls
-    progress = request.progress
+) -> Iterator[list[Text]]:
+    """Texts from Markov chains, prompt by prompt."""
+    progress, done, all_texts = request.progress, 0, request.n * len(models)
+    plan = plan_prompt(request, targets[0], kept, 0)
     if kept is not None and kept.is_spread:
         from structured_voronoi.run.spread import SpreadCheckpoint
         from structured_voronoi.run.spread_texts import spread_texts
 
         assert isinstance(kept, SpreadCheckpoint)
         progress = False
-        stack.enter_context(spread_texts(kept, request, targets, models if together else None, plan))
-    if together:
-        batches = []
-        for batch in draw_for_prompts(models, request.n, request.seed, progress, kept):
-            batches.append(batch)
-            yield batch
-        conclude(closing_line(batches, plan, models[0]))
-        return
+        stack.enter_context(spread_texts(kept, request, targets, plan))
     for number, (target, model) in enumerate(zip(targets, models, strict=True)):
         if number:
-            plan = plan_prompt(request, target, kept, number, first_plan)
+            plan = plan_prompt(request, target, kept, number)
         if watcher is not None:
-            watcher.planned(target, plan)
+            watcher.planned(target, plan.name, plan.steps)
         first, batches, label = number * request.n, [], f"prompt {number + 1} of {len(models)}: "
         label = label if len(models) > 1 else ""
         run = TextRun(target, plan, request.seed, request.start, kept, watcher)
         for batch in run.draw(request.n, progress, first, label):
             batches.append(batch)
-            yield batch
+            done += len(batch.texts)
+            if kept is not None and not kept.is_finished:
+                kept.reach(done, all_texts, "texts")
+                if done == all_texts or kept.is_due:
+                    kept.save()
+            yield batch.texts
         conclude(f"{label}{closing_line(batches, plan, model)}")
         for words in closing_warnings(batches, plan):
             conclude(f"{label}warning: {words}.")
@@ -316,32 +386,19 @@ def _check_prompts(prompts: Sequence[str] | None) -> None:
             raise SamplingError(f"prompt {number} is {prompt!r} and no text; give texts")
 
 
-def plan_prompt(
-    request: Request,
-    target: LanguageModel | Controlled,
-    kept: Checkpoint | None,
-    number: int,
-    first: Plan | None = None,
-) -> Plan:
-    """How the texts of one prompt are drawn; decided once, as `auto` goes by the time that a pilot takes.
-
-    A lookahead of the plan of the first prompt may serve the others.
-    """
+def plan_prompt(request: Request, target: LanguageModel | Controlled, kept: Checkpoint | None, number: int) -> Plan:
+    """How the chains of one prompt are drawn."""
     problem = bind(target)
 
     def make() -> Plan:
         return plan_texts(
             problem,
             request.sampler,
-            count=request.n,
             scale=request.scale,
             warmup=request.warmup,
             thin=request.thin,
             start=request.start,
             seed=request.seed,
-            progress=request.progress,
-            patience=request.patience,
-            other=None if first is None else getattr(first.sampler, "lookahead", None),
         )
 
     return make() if kept is None else kept.plan(f"plan-{number:06}", problem, request.scale, make)
@@ -351,7 +408,7 @@ def _described(request: Request, model: LanguageModel) -> dict[str, Any]:
     """Everything that the texts depend on besides the target, as a checkpoint keeps it."""
     from structured_voronoi.run.stored import describe
 
-    how = ("progress", "checkpoint", "resume", "workers", "patience", "control_timeout")
+    how = ("progress", "checkpoint", "resume", "workers", "time_limit", "control_timeout")
     left_out = (*how, "model", "prompts", "controls")
     settings = {name: describe(value) for name, value in vars(request).items() if name not in left_out}
     return {

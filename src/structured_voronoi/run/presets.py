@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from structured_voronoi.contracts import Sampler, Start, Target
-    from structured_voronoi.lookahead.lookahead import Lookahead
     from structured_voronoi.problem.problem import Problem
 
 TEXT_SCALE = 0.22
@@ -28,9 +27,6 @@ STOP_HELP = "Text with which texts end, too; repeatable. \\n is a new line, \\t 
 CHECKPOINT_HELP = "Folder in which the run is kept as it goes along; whatever stops it, little is lost."
 RESUME_HELP = "Go on with the run in --checkpoint; if there is none yet, begin it."
 CONTROL_TIMEOUT_HELP = "Seconds that a control may take for the texts it is asked about at a time, before it is ended."
-DEFAULT_PATIENCE, PATIENT = 30.0, 10.0
-"""Seconds of computing after which rejection gives up if it has accepted nothing, those of `Rejection` itself; after so
-many times the seconds of a text, where a pilot knows them and these are more."""
 WORKERS_HELP = (
     "Processes that work side by side, each on one core; or a Ray cluster: ray for one on this machine, ray:NUMBER for "
     "so many workers there, ray://HOST:PORT for another. Draws are the same for every number."
@@ -39,10 +35,10 @@ DEFAULT_WARMUP = 100
 """Steps of chains that do not start at the truth, unless a pilot says otherwise."""
 
 TEXT_SAMPLERS = {
-    "auto": "the exact one that costs least, found on a pilot; the default",
+    "auto": "ancestral without controls, adaptive with bounded ones, svs+refresh otherwise; the default",
+    "adaptive": "rejection whose proposal learns; error at most --tolerance, best where controls are rare",
+    "rejection": "rejection from the model; exact",
     "svs+refresh": "SVS and Refresh in turn; exact, for scores of any kind",
-    "guided": "Guided by a lookahead that is fitted first; exact, best where controls are rare",
-    "rejection": "Rejection; exact, best where controls are not rare",
     "svs": "SVS alone; exact, finds what fits between neighbours",
     "refresh": "Refresh alone; exact",
     "ancestral": "Ancestral; exact where nothing stands on the right and nothing controls",
@@ -55,13 +51,17 @@ TEXT_SAMPLERS = {
 }
 """The values of `svs sample --sampler`, with a description of each."""
 INEXACT = ("svs-paper", "langevin", "mucola", "cold")
+INDEPENDENT = ("ancestral", "rejection", "adaptive")
+"""Samplers whose texts are drawn by the engine, each by itself."""
+DEFAULT_TOLERANCE = 0.003
+TOLERANCE_HELP = (
+    "Largest distance (total variation) from the exact distribution, at least 0 and below 0.5; 0 is exact and slow."
+)
 
 Scale = float | Literal["auto"]
 
 
-def text_sampler(
-    name: str, scale: Scale = TEXT_SCALE, width: int = TEXT_DIMENSIONS, patience: float | None = DEFAULT_PATIENCE
-) -> Sampler:
+def text_sampler(name: str, scale: Scale = TEXT_SCALE, width: int = TEXT_DIMENSIONS) -> Sampler:
     """A sampler for text whose embeddings have ``width`` dimensions; the paper's methods have the paper's settings."""
     import structured_voronoi as sv
 
@@ -73,7 +73,7 @@ def text_sampler(
         "svs": make_svs,
         "refresh": lambda: sv.Refresh(),
         "ancestral": lambda: sv.Ancestral(),
-        "rejection": lambda: sv.Rejection(patience=patience),
+        "rejection": lambda: sv.Rejection(),
         "guided": lambda: sv.Guided(),
         "svs-paper": lambda: sv.SVS.paper(1.0, 0.4, metropolis=False),
         "langevin": lambda: sv.Langevin(1.0),
@@ -99,8 +99,6 @@ class Plan:
     """Chains start from draws of the target and keep its distribution, so that they need not mix."""
     reason: str | None = None
     """Why `auto` chose this sampler, in one sentence with the numbers; or what this sampler will not do."""
-    mixing: str | None = None
-    """How far texts depend on their start, where a pilot says that."""
 
     @property
     def is_exact(self) -> bool:
@@ -139,53 +137,70 @@ def total_steps(warmup: int | None, thin: int, default: int = DEFAULT_WARMUP) ->
     return (default if warmup is None else warmup) + thin
 
 
+def choose_sampler(target: Target | Problem, name: str = "auto") -> tuple[str, str | None]:
+    """The name of the sampler that draws texts of a target, and why, where that needs saying.
+
+    The rule depends on the target alone: the engine draws texts of left-to-right models whose controls have a bound.
+    """
+    from structured_voronoi.errors import NoBoundError, SamplingError
+    from structured_voronoi.problem.drawing import log_bound
+    from structured_voronoi.problem.problem import bind
+
+    check_sampler_name(name)
+    problem = bind(target)
+    if problem.has_patterns:
+        from structured_voronoi.lookahead.reading import check_patterns
+
+        check_patterns(problem)
+    if name == "ancestral" and not problem.normalised:
+        raise SamplingError(
+            "ancestral sampling ignores a suffix, the end of the text and controls; use another sampler, for example "
+            "auto"
+        )
+    if name != "auto":
+        if name in ("rejection", "adaptive"):
+            log_bound(problem)
+        return name, None
+    if not problem.is_autoregressive or problem.temperature != 1.0:
+        return "svs", "sampling with SVS: the tokens of this target cannot be redrawn"
+    if problem.normalised:
+        return "ancestral", None
+    own: Any = problem.target
+    if len(getattr(own, "after", getattr(getattr(own, "model", None), "after", ()))):
+        return "svs+refresh", "sampling with SVS and Refresh: text follows the tokens"
+    try:
+        log_bound(problem)
+    except NoBoundError:
+        return "svs+refresh", "sampling with SVS and Refresh: a control has no bound"
+    return "adaptive", None
+
+
 def plan_texts(
     target: Target | Problem,
     name: str = "auto",
     *,
-    count: int = 8,
     scale: Scale = TEXT_SCALE,
     warmup: int | None = None,
     thin: int = 1,
     start: Start = None,
     seed: int = 0,
-    progress: bool = False,
-    patience: float | None = DEFAULT_PATIENCE,
-    other: Lookahead | None = None,
 ) -> Plan:
-    """Which sampler, with which settings, and how many steps for each of ``count`` texts.
+    """The sampler of chains, with its settings, and the number of steps to each text.
 
-    The lookahead of an ``other`` prompt serves this one, too, if it does so well enough; texts are exact with any.
-
-    Without a given ``warmup`` there is none where draws are independent or chains start at the truth, nor for guided
-    chains, a step of which makes as many choices as follow from a pilot (`guided_choices`); all others have 100 steps.
+    Without a given ``warmup`` there is none where chains start from draws of the target; all others have 100 steps.
     """
     from structured_voronoi.contracts import is_independent, tune
     from structured_voronoi.problem.problem import bind
 
-    check_sampler_name(name)
-    problem, reason, guide = bind(target), None, None
-    if problem.has_patterns:
-        from structured_voronoi.lookahead.reading import check_patterns
-
-        check_patterns(problem)
-    if name == "auto":
-        from structured_voronoi.run.choice import choose_sampler
-
-        name, reason, guide, seconds = choose_sampler(problem, count, scale, warmup, thin, seed, progress, other)
-        patience = patience and max(patience, PATIENT * seconds)  # what was chosen because it is slow may be slow
+    problem = bind(target)
+    name, reason = choose_sampler(problem, name)
     draws_truth = problem.normalised and problem.is_autoregressive and not problem.masks
     starts_at_truth = draws_truth and start in (None, "ancestral") and name not in INEXACT
     if warmup is None and starts_at_truth:
         warmup = 0
-    if name == "guided":
-        from structured_voronoi.run.choice import plan_guided
-
-        guided, steps, mixing = plan_guided(problem, guide, count, warmup, thin, seed, progress, other)
-        return Plan(name, guided, steps, starts_at_truth, reason, mixing)
     unread: list[str] = getattr(problem, "not_softly_read", []) if name == "cold" else []
     if unread:
-        reason = f"{' and '.join(unread)} cannot read soft texts and will not steer COLD; classifiers do"
-    sampler = text_sampler(name, scale, problem.embeddings.shape[1], patience)
+        reason = f"{' and '.join(unread)} cannot read mixtures of tokens and will not steer COLD; classifiers do"
+    sampler = text_sampler("rejection" if name == "adaptive" else name, scale, problem.embeddings.shape[1])
     steps = 1 if is_independent(sampler) else total_steps(warmup, thin)
     return Plan(name, tune(sampler, problem, seed, start), steps, starts_at_truth, reason)

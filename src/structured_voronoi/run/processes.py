@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from multiprocessing import connection, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -18,6 +19,7 @@ from structured_voronoi.errors import SamplingError
 from structured_voronoi.run.workers import Event, Failed, Lost, Said, event_of, respond
 
 PR_SET_PDEATHSIG = 1
+SAFE_PATH = "PYTHONSAFEPATH"
 
 
 class Processes:
@@ -31,7 +33,7 @@ class Processes:
     def start(self, worker: int, prepare: bytes) -> None:
         ours, theirs = multiprocessing.Pipe()
         context = multiprocessing.get_context("spawn")
-        process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        process = context.Process(target=_serve, args=(theirs, os.environ.get(SAFE_PATH)), daemon=True)
         _start_without_interrupts(process)
         theirs.close()
         self._hands[worker] = _Hand(process, ours)
@@ -101,23 +103,52 @@ class _Hand(NamedTuple):
 
 
 def _start_without_interrupts(process: SpawnProcess) -> None:
-    """Started with Ctrl-C blocked, which it inherits: that is this process's to deal with."""
-    resource_tracker.ensure_running()  # else it would be started, and would change the mask, in between
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """Start a process with Ctrl-C blocked, which it inherits: this process handles Ctrl-C."""
+    before = None
     try:
-        process.start()
+        with _safe_path():
+            resource_tracker.ensure_running()  # `start` would start it with the changed signal mask
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            process.start()
     except RuntimeError as error:  # a worker that is just importing the user's script
         raise SamplingError(
             "workers are asked for when the script is imported, which every worker does; put the call under "
             "`if __name__ == '__main__':`"
         ) from error
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if before is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _serve(pipe: Connection) -> None:
-    """The life of a worker process: prepare, then one task after another until the pipe is closed."""
+@contextlib.contextmanager
+def _safe_path() -> Iterator[None]:
+    """Start Python processes in this block without the current folder on their initial ``sys.path``.
+
+    A new process imports standard modules before it receives the ``sys.path`` of this one. Without this, files in the
+    current folder with the names of those modules would be imported in their place.
+    """
+    before = os.environ.get(SAFE_PATH)
+    os.environ[SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        _restore_safe_path(before)
+
+
+def _restore_safe_path(value: str | None) -> None:
+    if value is None:
+        os.environ.pop(SAFE_PATH, None)
+    else:
+        os.environ[SAFE_PATH] = value
+
+
+def _serve(pipe: Connection, safe_path: str | None) -> None:
+    """Run a worker process: prepare, then do one task after another until the pipe is closed.
+
+    ``safe_path`` is the user's own PYTHONSAFEPATH, for processes that a user's code may start.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _restore_safe_path(safe_path)
     _end_with_parent()
     work = None
     while True:

@@ -77,7 +77,8 @@ class RayWorkers:
         elif address.startswith("ray://"):
             _check_answers(address)
         try:
-            self._ray.init(**settings)
+            with contextlib.chdir(os.sep):  # Ray puts the current folder first on the `sys.path` of its workers
+                self._ray.init(**settings)
         except Exception as error:  # Ray raises many kinds
             raise SamplingError(
                 f"the Ray cluster {address or 'on this machine'} cannot be used ({one_line(error)}); check its "

@@ -7,16 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.contracts import Chains, Info, Start, blank_info, is_independent, merge_infos, restored_info
-from structured_voronoi.problem.drawing import rows_to_redraw
+from structured_voronoi.contracts import Chains, Info, Start, merge_infos, restored_info
 from structured_voronoi.problem.problem import bind
 from structured_voronoi.progress import Tick, progress_bar
 from structured_voronoi.run.presets import Plan
@@ -26,11 +25,8 @@ from structured_voronoi.targets.language_model import LanguageModel
 
 if TYPE_CHECKING:
     from structured_voronoi.run.checkpoints import Checkpoint
-    from structured_voronoi.samplers.ancestral import Tries
 
-CHAINS_AT_A_TIME, DRAWS_AT_A_TIME = 16, 64
-ROWS_AT_A_TIME = 512
-"""Texts that guided chains draw in one step, all together: more at a time are hardly faster, and come later."""
+CHAINS_AT_A_TIME = 16
 Ended = Literal["end", "stop", "no"]
 """How a text ends: with the end-of-text token, with a stop string, or not at all."""
 LEAST_STEPS = 20
@@ -53,11 +49,15 @@ class Text(NamedTuple):
     """U(m) of the target, with suffix, end and controls."""
     controls: dict[str, float]
     """p(t | m) of every control, by name."""
+    log_weight: float | None = None
+    """log of the importance weight, where weighted texts were asked for."""
 
     def line(self) -> dict[str, Any]:
         """The keys and values of its JSONL line: one key a control, at the end. What is no finite number is null."""
         parts = {**self._asdict(), **self.controls}
         del parts["controls"]
+        if self.log_weight is None:
+            del parts["log_weight"]
         return {
             key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in parts.items()
@@ -87,10 +87,10 @@ class Batch(NamedTuple):
 
 
 class Watcher(Protocol):
-    """Somebody who looks on while texts are drawn, and changes nothing."""
+    """Read-only observer of a run."""
 
-    def planned(self, target: LanguageModel | Controlled, plan: Plan) -> None:
-        """Before the first text."""
+    def planned(self, target: LanguageModel | Controlled, sampler: str, steps: int) -> None:
+        """Called before the first text with the name of the sampler and the steps of a chain."""
 
     def moved(self, target: LanguageModel | Controlled, chains: range, tokens: Tensor, info: Info) -> None:
         """After every step of some chains."""
@@ -127,7 +127,7 @@ class TextRun:
         bookmark = None if kept is None else kept.bookmark(name_of_place(numbers[0]), chains)
         if bookmark is not None and (counted := bookmark.resume()):
             energies, total = list(counted["energies"].cpu()), restored_info(counted["total"])
-        with nullcontext() if kept is None or is_independent(self.plan.sampler) else kept.stopping:
+        with nullcontext() if kept is None else kept.stopping:
             for state, info in islice(chains, steps - len(energies)):
                 energies.append(widened(info.energy).cpu())
                 total = info if total is None else merge_infos(total, info)
@@ -141,7 +141,10 @@ class TextRun:
             bookmark.remove()
         assert total is not None
         last, path = chains.state.tokens, torch.stack(energies, dim=1).numpy()
-        return Batch(_make_texts(self.target, numbers, last, total), path, first, last.cpu().numpy(), total)
+        log_target = -total.energy
+        log_prob = self.target.model.log_prob(last) if isinstance(self.target, Controlled) else log_target
+        texts = make_texts(self.target, numbers, last, log_prob, log_target)
+        return Batch(texts, path, first, last.cpu().numpy(), total)
 
 
 def name_of_batch(first_chain: int) -> str:
@@ -165,58 +168,6 @@ def _kept_or_drawn(kept: Checkpoint | None, name: str, draw: Callable[[], Batch]
     return batch
 
 
-def draw_for_prompts(
-    models: Sequence[LanguageModel], count: int, seed: int, progress: bool = False, kept: Checkpoint | None = None
-) -> Iterator[Batch]:
-    """``count`` ancestral texts for each prompt, the same as prompt by prompt; prompts of one length share batches."""
-    with progress_bar(len(models) * count, progress, f"texts for {len(models)} prompts") as tick:
-        for chains in batches_of_prompts(models, count, 1 if kept is None else kept.split):
-            yield draw_together(models, count, chains, seed, kept)
-            tick("", len(chains))
-
-
-def batches_of_prompts(models: Sequence[LanguageModel], count: int, split: int) -> Iterator[list[int]]:
-    """Chains whose prompts have as many tokens, a few at a time; the first ``count`` are those of the first prompt."""
-    every = range(len(models) * count)
-    rows = min(DRAWS_AT_A_TIME, max(BLOCK, rows_to_redraw(bind(models[0]))))
-    rows = rows if split == 1 else min(rows, -(-len(every) // split))
-
-    def tokens(chain: int) -> int:
-        return int(models[chain // count].before.shape[1])
-
-    for _, group in groupby(sorted(every, key=tokens), key=tokens):
-        waiting = list(group)
-        while waiting:
-            yield waiting[:rows]
-            waiting = waiting[rows:]
-
-
-def draw_together(
-    models: Sequence[LanguageModel], count: int, chains: Sequence[int], seed: int, kept: Checkpoint | None
-) -> Batch:
-    """One ancestral text from each of these chains, which may have been kept."""
-    draw = partial(_draw_rows, [models[chain // count] for chain in chains], chains, seed)
-    return _kept_or_drawn(kept, name_of_batch(chains[0]), draw)
-
-
-def _draw_rows(models: Sequence[LanguageModel], chains: Sequence[int], seed: int) -> Batch:
-    """One ancestral text for each of these prompts, which are all as long."""
-    from structured_voronoi.samplers.ancestral import draw_tries, draw_until_found
-
-    problem, rng = bind(models[0]), Rng(seed, chains, device=models[0].device)
-
-    def draw(rows: Tensor, row_rng: Rng) -> Tries:
-        return draw_tries(bind(models[0].with_prompts_of([models[row] for row in rows.tolist()])), row_rng)
-
-    tokens, info = draw_until_found(problem, rng, draw)
-    texts = [
-        _make_texts(model, [chain], tokens[i : i + 1], blank_info(info.energy[i : i + 1]))[0]
-        for i, (model, chain) in enumerate(zip(models, chains, strict=True))
-    ]
-    last = tokens.cpu().numpy()
-    return Batch(texts, info.energy.cpu().numpy()[:, None], np.zeros_like(last), last, info)
-
-
 def batches_of_chains(plan: Plan, first: int, count: int, kept: Checkpoint | None) -> Iterator[range]:
     """The chains of ``count`` texts from the first on; a run that has grown keeps the batches that it had."""
     split, stages = (1, [range(count)]) if kept is None else (kept.split, kept.stages(count))
@@ -225,14 +176,9 @@ def batches_of_chains(plan: Plan, first: int, count: int, kept: Checkpoint | Non
 
 
 def _batches(plan: Plan, first: int, count: int, split: int) -> Iterator[range]:
-    """Few chains at first, so that something is seen soon, then more at a time; those of workers are alike.
-
-    Independent draws begin with twice as many: a large model takes hardly longer for them.
-    """
-    independent = is_independent(plan.sampler)
-    rows = getattr(plan.sampler, "drawn", 1)  # of a chain, that are drawn together
-    most = DRAWS_AT_A_TIME if independent else min(CHAINS_AT_A_TIME, max(1, ROWS_AT_A_TIME // rows))
-    size = max(1, BLOCK // rows) if plan.steps < LEAST_STEPS and not independent else CHAINS_AT_A_TIME
+    """Few chains at first, so that something is seen soon, then more at a time; those of workers are alike."""
+    most = CHAINS_AT_A_TIME
+    size = BLOCK if plan.steps < LEAST_STEPS else CHAINS_AT_A_TIME
     if split > 1:
         size = most = min(most, -(-count // split))
     begin, stop = first, first + count
@@ -242,25 +188,31 @@ def _batches(plan: Plan, first: int, count: int, split: int) -> Iterator[range]:
         begin, size = begin + size, 2 * size
 
 
-def _make_texts(target: LanguageModel | Controlled, chains: Sequence[int], tokens: Tensor, info: Info) -> list[Text]:
+def make_texts(
+    target: LanguageModel | Controlled,
+    numbers: Sequence[int],
+    tokens: Tensor,
+    log_prob: Float[Tensor, " text"],
+    log_target: Float[Tensor, " text"],
+) -> list[Text]:
+    """Rows of tokens as texts, with the scores of every control."""
     language_model = target.model if isinstance(target, Controlled) else target
-    log_prob = language_model.log_prob(tokens) if isinstance(target, Controlled) else -info.energy
     scores = target.control_log_probs(tokens) if isinstance(target, Controlled) else {}
     columns = {control.name: widened(score).exp().tolist() for control, score in scores.items()}
     lengths = language_model.text_lengths(tokens).tolist()
     return [
         Text(
-            chain=chain,
+            chain=number,
             draw=0,
             prompt=language_model.prompt,
             text=target.decode(row),
             tokens=row[: lengths[i]].tolist(),
             ended=_how_it_ended(language_model, row[: lengths[i]]),
             log_prob=float(log_prob[i]),
-            energy=float(info.energy[i]),
+            energy=-float(log_target[i]),
             controls={name: values[i] for name, values in columns.items()},
         )
-        for i, (chain, row) in enumerate(zip(chains, tokens, strict=True))
+        for i, (number, row) in enumerate(zip(numbers, tokens, strict=True))
     ]
 
 
@@ -279,16 +231,8 @@ def closing_line(batches: list[Batch], plan: Plan, model: LanguageModel) -> str:
     lost = sum(int(batch.info.nonfinite.sum()) for batch in batches)
     limit = "" if model.padding is None else "at most "
     parts = [f"{len(last)} text{'s' if len(last) > 1 else ''} of {limit}{model.length} tokens"]
-    steps, independent, later = plan.steps, is_independent(plan.sampler), later_energies(batches)
-    if plan.mixing:
-        parts.append(plan.mixing)
-    elif independent:
-        parts.append("drawn independently")
-        if plan.name == "rejection" and evaluations > 1:
-            parts.append(f"{1 / evaluations:.2g} of tries accepted")
-        elif evaluations > 2 and model.padding is not None:
-            parts.append(f"1 in {evaluations:.0f} ends in time (a longer --length, or a --stop, wastes fewer)")
-    elif steps >= LEAST_STEPS:
+    steps, later = plan.steps, later_energies(batches)
+    if steps >= LEAST_STEPS:
         from structured_voronoi.run.diagnosis_records import mixing_of
 
         mixing, half = mixing_of(later), f"in the last half of {steps} steps"
@@ -301,8 +245,7 @@ def closing_line(batches: list[Batch], plan: Plan, model: LanguageModel) -> str:
         parts.append("chains start from draws of the target, so they need not mix (--warmup 100 shows how they do)")
     else:
         parts.append(f"{steps} step{'s' if steps > 1 else ''}, too few to say whether the chains mixed")
-    if not independent:
-        parts.append(f"{changed:.0%} of tokens changed since the start")
+    parts.append(f"{changed:.0%} of tokens changed since the start")
     redraws, refreshed = (
         sum(int(count.sum()) for batch in batches if (count := getattr(batch.info, name)) is not None)
         for name in ("redraws", "refreshed")

@@ -66,7 +66,7 @@ class Guided:
         """With a lookahead that is fitted to the target."""
         if self.lookahead is not None:
             return self
-        return replace(self, lookahead=Lookahead.fit(target, texts=self.texts, seed=seed, progress=False))
+        return replace(self, lookahead=Lookahead.fit(target, texts=self.texts, seed=seed))
 
     def init(self, target: Target | Problem, rng: Rng, start: Start) -> State:
         """Chains begin at one of their own proposals, chosen by weight, or at the given tokens."""
@@ -205,6 +205,7 @@ def redraw_suffix(
     there = drawn._replace(
         log_p=torch.cat([here.log_p[:, :start], drawn.log_p[:, start:]], dim=-1),
         log_q=torch.cat([here.log_q[:, :start], drawn.log_q[:, start:]], dim=-1),
+        log_base=torch.cat([here.log_base[:, :start], drawn.log_base[:, start:]], dim=-1),
     )
     return accept_suffix(here, there, accept_level, log_weight)
 
@@ -224,6 +225,7 @@ def accept_suffix(
         torch.where(rows, there.tokens, here.tokens),
         torch.where(rows, there.log_p, here.log_p),
         torch.where(rows, there.log_q, here.log_q),
+        torch.where(rows, there.log_base, here.log_base),
         torch.where(accepted, there.log_rest, here.log_rest),
     )
     return RedrawnSuffix(text, there.tokens, accepted, finite)

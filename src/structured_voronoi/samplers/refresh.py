@@ -144,9 +144,9 @@ class Refresh:
         log_q, unseen = state.log_q.clone(), state.log_q.isnan().any(-1)
         if unseen.any():
             log_q[unseen] = lookahead.score(problem, state.tokens[unseen]).log_q
-        here = Proposal(state.tokens, state.log_probs, log_q, state.log_rest)
+        here = Proposal(state.tokens, state.log_probs, log_q, torch.zeros_like(log_q), state.log_rest)
         redrawn = redraw_suffix(problem, rng, lookahead, here, start, self.log_weight)
-        tokens, log_p, log_q, log_rest = redrawn.text
+        tokens, log_p, log_q, _, log_rest = redrawn.text
         energy = torch.where(redrawn.accepted, -(log_p.sum(-1) + log_rest), state.energy)
         ones = torch.ones_like(tokens[:, 0])
         info = blank_info(energy)._replace(

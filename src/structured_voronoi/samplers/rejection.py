@@ -1,9 +1,9 @@
-"""Rejection: draw from the language model, accept by everything else. Exact, and every draw is independent.
+"""Rejection: draw from a proposal, accept by the weight. Exact, and every draw is independent.
 
-The target is p(m) ∝ p_LM(m) · Π_k exp(weight_k · score_k(m)), times the probability of what stands on the right of the
-tokens. A try drawn from the model is accepted with probability Π_k exp(weight_k · (score_k - bound_k)), times that of
-the text on the right, which is a probability as long as no score exceeds its bound (von Neumann 1951). Scores are
-log-probabilities unless a control says otherwise, so their bound is 0 unless it declares another.
+The target is p(m) ∝ p_LM(m) · Π_k exp(weight_k · score_k(m)), times the probability of what follows the tokens. A try
+drawn from the model is accepted with probability Π_k exp(weight_k · (score_k - bound_k)), times that of the text that
+follows (von Neumann 1951). With a lookahead, tries are drawn from its proposal q and accepted with probability
+min(1, w / c), w = p W / q, which is exact if no weight exceeds the cap c.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from structured_voronoi.contracts import Info, Start, Target, blank_info
-from structured_voronoi.errors import NoStartError, SamplingError, check_count, check_positive
+from structured_voronoi.errors import SamplingError, check_count, check_finite
+from structured_voronoi.lookahead.lookahead import Lookahead, Proposal
 from structured_voronoi.problem.drawing import (
-    PATIENCE,
     check_autoregressive,
     count_ended,
     draw_all,
@@ -35,8 +35,6 @@ from structured_voronoi.streams import Rng, widened, widest_dtype
 
 WHO = "rejection sampling"
 REMEDY = "lower the weight, loosen the control or use svs+refresh"
-LEAST_TRIES = 1000
-"""Fewer in vain say little: a slow model is waited for."""
 
 
 class State(NamedTuple):
@@ -53,16 +51,17 @@ class Rejection:
     """Tries of one chain for one draw, before it gives up with an error."""
     wave: int = 64
     """Tries evaluated at a time, of one chain or of many; it does not change the draws."""
-    patience: float | None = PATIENCE
-    """Seconds of computing, after LEAST_TRIES tries or more, until it gives up if no text at all was accepted; None for
-    ever."""
+    lookahead: Lookahead | None = None
+    """The proposal; None for the model."""
+    log_cap: float = 0.0
+    """log of the cap c on the weights of the lookahead."""
 
     independent: ClassVar[bool] = True
     """Draws need no warm-up."""
 
     def __post_init__(self) -> None:
         check_count(max_tries=self.max_tries, wave=self.wave)
-        check_positive(patience=self.patience)
+        check_finite(log_cap=self.log_cap)
 
     def init(self, target: Target | Problem, rng: Rng, start: Start) -> State:
         """Tokens to begin with, which are no draw: rejection forgets them."""
@@ -98,8 +97,6 @@ class Rejection:
             best[active] = torch.maximum(best[active], torch.where(finite, drawn.log_chance, -math.inf).amax(-1))
             self._give_up(rng, tried, best, active[~done])
             pending = torch.cat([active[~done], later])
-            problem.is_satisfiable |= bool(done.any())
-            self._refuse_vain(problem, drawn_in_all, float(best.max()), seconds_of_work() - began)
             show_tries(chains - len(pending), chains, drawn_in_all, seconds_of_work() - began)
         changed = (tokens != state.tokens).sum(-1)
         info = blank_info(energy)._replace(evaluations=tried, events=tried, swaps=changed, nonfinite=lost)
@@ -113,11 +110,20 @@ class Rejection:
         levels_per_try = problem.length + 1
         rng.counter = numbers.to(rng.counter) * ((levels_per_try + 1) // 2)
         levels = rng.uniform(levels_per_try)
+        if self.lookahead is not None:
+            return self._proposed(problem, self.lookahead.draw(problem, levels[:, :-1]), levels[:, -1])
         tokens, log_probs, log_rest = draw_all(problem, levels[:, :-1], WHO)
         log_rest = torch.where(log_probs.isfinite().all(-1), log_rest, -torch.inf)  # what has no score is no draw
         log_chance = self.log_chance(problem, tokens, log_rest)
         accepted = log_chance.isfinite() & (levels[:, -1].log() < log_chance)
         return Tries(tokens, -(widened(log_probs).sum(-1) + widened(log_rest)), log_chance, accepted)
+
+    def _proposed(self, problem: Problem, drawn: Proposal, level: Float[Tensor, " row"]) -> Tries:
+        """Tries of the lookahead."""
+        log_acceptance(problem, drawn.tokens, drawn.log_rest)  # raises an error where a score exceeds its bound
+        log_weight = drawn.log_weight - log_bound(problem) - self.log_cap
+        energy = -(drawn.log_p.sum(-1) + drawn.log_rest)
+        return Tries(drawn.tokens, energy, log_weight.clamp(max=0.0), level.log() < log_weight)
 
     def log_chance(
         self, problem: Problem, tokens: Int[Tensor, "row n"], log_rest: Float[Tensor, " row"]
@@ -138,17 +144,6 @@ class Rejection:
     def _tries_each(self, active: int, tries: int, draws: int) -> int:
         """Tries of each chain in the next wave: as many as a draw took so far, if there is room for them."""
         return max(1, min(self.wave // active, 1 + tries // (1 + draws)))
-
-    def _refuse_vain(self, problem: Problem, tries: int, best: float, seconds: float) -> None:
-        """Give up if no text has ever been accepted; one that is merely rare is waited for, with the tries shown."""
-        if problem.is_satisfiable or self.patience is None:
-            return
-        if tries >= LEAST_TRIES and seconds > self.patience:
-            reached = f"; the best would have been with probability {math.exp(best):.2g}" if best > -math.inf else ""
-            raise NoStartError(
-                f"0 of {tries:,} tries were accepted in {seconds:.0f} s{reached}: loosen the controls, take another "
-                "sampler (guided or auto), or have more patience (--patience SECONDS on the command line)"
-            )
 
     def _give_up(self, rng: Rng, tried: Tensor, best: Tensor, chains: Tensor) -> None:
         for chain in chains[tried[chains] >= self.max_tries].tolist()[:1]:

@@ -86,7 +86,7 @@ class SMC:
         """With a lookahead that is fitted to the target."""
         if self.lookahead is not None:
             return self
-        return replace(self, lookahead=Lookahead.fit(target, texts=self.texts, seed=seed, progress=False))
+        return replace(self, lookahead=Lookahead.fit(target, texts=self.texts, seed=seed))
 
     def init(self, target: Target | Problem, rng: Rng, start: Start) -> State:
         """Tokens to begin with, which are no draw: they are forgotten."""
@@ -167,7 +167,7 @@ class SMC:
             resampling = self._resample(log_weight.view(systems, count), resample_levels[:, n])
             if resampling is not None:
                 parents, log_weight = resampling
-                weighed = Weighed(*(part[parents] for part in weighed))
+                weighed = weighed.at(parents)
                 states, decoded = {name: state[parents] for name, state in states.items()}, decoded[parents]
             token = weighed.draw(levels[:, n])
             log_value = weighed.log_value(token)
@@ -187,7 +187,8 @@ class SMC:
         """The lookahead's; without one those of the patterns, which know what is out of reach."""
         if isinstance(self.lookahead, Lookahead):
             return self.lookahead.heads
-        return untrained(problem, dict.fromkeys(problem.patterns, "position"), 0.0).heads
+        heads = untrained(problem).heads
+        return {name: head for name, head in heads.items() if name in problem.patterns}
 
     def _weigh(
         self, problem: Problem, states: dict[str, Tensor], n: int, log_probs: Tensor, hidden: Tensor | None

@@ -24,7 +24,6 @@ from structured_voronoi.contracts import (
 from structured_voronoi.errors import (
     CONTROL_SECONDS,
     NoBoundError,
-    OutOfTimeError,
     SamplingError,
     check_positive,
     refuse_misspelt,
@@ -51,7 +50,6 @@ class _Weighted(NamedTuple):
     gradient: Steering | None
     soft_gradient: SoftSteering | None
     pattern: Pattern | None
-    reads_prefixes: bool
 
 
 class Controlled:
@@ -172,27 +170,6 @@ class Controlled:
             if weighted.weight and weighted.pattern is not None
         }
 
-    @property
-    def readable(self) -> frozenset[str]:
-        """The names of the controls that may be asked about every prefix of a text."""
-        return frozenset(
-            weighted.control.name for weighted in self._weighted if weighted.weight and weighted.reads_prefixes
-        )
-
-    def prefix_factor(self, name: str, tokens: Int[Tensor, "chain n"]) -> Float[Tensor, " chain"]:
-        """weight (score - bound) of one control for texts that end after these tokens; NaN where it fails on them."""
-        (weighted,) = (weighted for weighted in self._weighted if weighted.control.name == name)
-        control, texts, like = weighted.control, self.texts(tokens), widened(self.embeddings.new_zeros(len(tokens)))
-        try:
-            scores = self._scores(control, tokens, texts, like)
-        except OutOfTimeError:
-            raise
-        except SamplingError:  # a control is made for whole texts: what it cannot read says nothing
-            if len(tokens) == 1:
-                return torch.full_like(like, torch.nan)
-            return torch.cat([self.prefix_factor(name, row) for row in tokens[:, None]])
-        return weighted.weight * (scores - weighted.bound)
-
     def why_above_bound(self, tokens: Int[Tensor, "chain n"]) -> str:
         """Which control gives one of these texts a score above its bound."""
         scores = self.control_log_probs(tokens)
@@ -284,7 +261,6 @@ def _bind_control(control: Control, weight: object, model: LanguageModel) -> _We
         getattr(bound_control, "log_prob_and_grad", None),
         getattr(bound_control, "soft_log_prob_and_grad", None),
         getattr(bound_control, "pattern", None),
-        bool(getattr(bound_control, "reads_prefixes", False)),
     )
 
 

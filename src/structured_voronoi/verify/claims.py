@@ -17,6 +17,7 @@ from structured_voronoi.samplers.pncg import PNCG
 from structured_voronoi.samplers.refresh import Refresh
 from structured_voronoi.samplers.rejection import Rejection
 from structured_voronoi.samplers.svs import SVS
+from structured_voronoi.verify.engine import Adaptive
 from structured_voronoi.verify.stationary import Stationarity, stationarity
 from structured_voronoi.verify.truths import known_targets
 
@@ -67,6 +68,7 @@ def cases() -> list[Case]:
             "langevin + pncg", "toy", True, Cycle(Langevin(1.0, None, metropolis=True, base="uniform"), PNCG(4.0)), 12
         ),
         Case("rejection", "controlled", True, Rejection(wave=4096), 1),
+        Case("adaptive", "controlled", True, Adaptive(), 1),
         Case("svs uniform", "toy", True, SVS(base="uniform", walls="closed"), 12),
         Case("hmc uniform", "toy", True, HMC(1.0, base="uniform"), 100),
         Case("mucola + metropolis", "toy", True, MuCoLa(1.0, None, metropolis=True), 12),

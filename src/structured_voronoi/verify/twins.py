@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from structured_voronoi.contracts import Info, Target
+from structured_voronoi.engine.rounds import Rounds, Work
+from structured_voronoi.engine.tries import Tries
 from structured_voronoi.geometry.motion import Walls, refracted
 from structured_voronoi.lookahead.lookahead import Lookahead, Proposal, Weighed
 from structured_voronoi.problem.problem import Problem
@@ -92,6 +94,15 @@ class RejectionOfNothing(Rejection):
         return torch.where(log_rest.isfinite(), 0.0, -torch.inf)
 
 
+@dataclass
+class RoundsWithoutWeights(Rounds):
+    """Every try that satisfies the controls weighs 1."""
+
+    def _record(self, number: int, work: Work, drawn: Tries) -> None:
+        log_weight = torch.where(drawn.log_weight.isfinite(), 0.0, -torch.inf).to(drawn.log_weight)
+        super()._record(number, work, drawn._replace(log_weight=log_weight))
+
+
 class _WithoutProposal:
     """Weights that leave q out."""
 
@@ -147,4 +158,4 @@ class BlindLookahead(Lookahead):
         weighed = super().weigh(problem, states, n, log_probs, hidden)
         value = weighed.value.clone()
         value[:, self.never] = 0.0
-        return Weighed.of(log_probs, value, weighed.log_scale)
+        return weighed._replace(value=value)

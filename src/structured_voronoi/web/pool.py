@@ -58,6 +58,7 @@ class _Process:
         environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
         process = await asyncio.create_subprocess_exec(
             sys.executable,
+            "-P",  # modules in the current folder must not replace installed ones
             "-m",
             "structured_voronoi.web.worker",
             stdin=asyncio.subprocess.PIPE,

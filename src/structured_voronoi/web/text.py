@@ -9,14 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
-from structured_voronoi.contracts import Info, is_independent
+from structured_voronoi.contracts import Info
 from structured_voronoi.controls.parsing import parse_control
-from structured_voronoi.errors import SamplingError
 from structured_voronoi.progress import heard_by
+from structured_voronoi.run.engine_texts import Outcome
 from structured_voronoi.run.generation import Request, fulfil, read_controls
-from structured_voronoi.run.presets import Plan, written_ending
-from structured_voronoi.run.probability import probability
-from structured_voronoi.samplers.guided import Guided
+from structured_voronoi.run.presets import INDEPENDENT, INEXACT, written_ending
 from structured_voronoi.streams import widened
 from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.language_model import LanguageModel
@@ -26,8 +24,6 @@ from structured_voronoi.web.playground import Say
 SECONDS = 0.2
 """Chains that move are shown so often; the work must not wait for the telling."""
 MODELS_IN_MEMORY = 2
-WEIGHTED_TEXTS = (256, 1024)
-"""By which the probability of the controls is estimated, after guided texts: more, where few cannot be trusted."""
 
 
 def draw_texts(form: TextForm, say: Say) -> None:
@@ -47,15 +43,17 @@ def draw_texts(form: TextForm, say: Say) -> None:
         seed=form.seed,
     )
     watcher = _Watcher(form.n, say)
-    say({"kind": "phase", "words": "choosing a sampler on a pilot" if form.sampler == "auto" else "setting out"})
+    say({"kind": "phase", "words": "drawing texts"})
 
     def tell(words: str) -> None:
         say({"kind": "said", "words": words})
 
     with heard_by(watcher.hear):
-        for batch in fulfil(request, tell, tell, watcher):
-            say({"kind": "texts", "texts": [text.line() for text in batch.texts]})
-        watcher.tell_probability(form.seed)
+        outcomes: list[Outcome] = []
+        for texts in fulfil(request, tell, tell, watcher, outcomes):
+            say({"kind": "texts", "texts": [text.line() for text in texts]})
+        for found in outcomes:
+            _tell_probability(found, request, say)
 
 
 def check_control(form: ControlForm, say: Say) -> None:
@@ -74,21 +72,18 @@ class _Watcher:
 
     def __init__(self, count: int, say: Say) -> None:
         self.count, self.say = count, say
-        self.target: LanguageModel | Controlled | None = None
-        self.plan: Plan | None = None
-        self.is_drawing = False
+        self.steps, self.is_chain = 1, False
         self.began = self.told = -math.inf
         self.batch, self.step = range(0), 0
 
     def hear(self, label: str, done: int, total: int, note: str) -> None:
-        """Of the pilot, of the probability, and of what takes long within a step; the steps of texts are told by
-        `moved`."""
+        """Progress of texts; the steps of chains are told by `moved`."""
         if note:
             if monotonic() - self.told > SECONDS:
                 self.told = monotonic()
                 self.say({"kind": "note", "words": note})
             return
-        if self.is_drawing:
+        if self.is_chain:
             return
         if done == 0:
             self.began = monotonic()
@@ -96,19 +91,19 @@ class _Watcher:
             self.told = monotonic()
             self._tell_progress(label, min(1.0, done / max(1, total)))
 
-    def planned(self, target: LanguageModel | Controlled, plan: Plan) -> None:
-        self.target, self.plan, self.is_drawing, self.began = target, plan, True, monotonic()
+    def planned(self, target: LanguageModel | Controlled, sampler: str, steps: int) -> None:
+        self.steps, self.is_chain, self.began = steps, sampler not in INDEPENDENT, monotonic()
         names = [control.name for control in target.controls] if isinstance(target, Controlled) else []
-        known = {"sampler": plan.name, "is_exact": plan.is_exact, "steps": plan.steps, "controls": names}
+        is_exact = sampler not in INEXACT
+        known = {"sampler": sampler, "is_exact": is_exact, "steps": steps, "controls": names}
         self.say({"kind": "planned", **known})
 
     def moved(self, target: LanguageModel | Controlled, chains: range, tokens: Tensor, info: Info) -> None:
-        assert self.plan is not None
         if chains != self.batch:
             self.batch, self.step = chains, 0
         self.step += 1
-        steps = self.plan.steps
-        if is_independent(self.plan.sampler) or (self.step > 1 and monotonic() - self.told < SECONDS):
+        steps = self.steps
+        if self.step > 1 and monotonic() - self.told < SECONDS:
             return
         self.told = monotonic()
         self._tell_progress("drawing texts", (chains.start * steps + self.step * len(chains)) / (self.count * steps))
@@ -125,27 +120,25 @@ class _Watcher:
             }
         )
 
-    def tell_probability(self, seed: int) -> None:
-        """How probable what was asked for is, where guided sampling has learnt it."""
-        self.is_drawing = False
-        if self.plan is None or self.target is None or not isinstance(self.plan.sampler, Guided):
-            return
-        for texts in WEIGHTED_TEXTS:
-            try:
-                found = probability(self.target, texts, seed, self.plan.sampler.lookahead)
-            except SamplingError as error:
-                self.say({"kind": "said", "words": f"no probability of the controls: {error}"})
-                return
-            told = {"words": str(found), "effective_share": found.effective_share, "verdict": found.verdict}
-            self.say({"kind": "probability", **told})
-            if found.trusted:
-                return
-
     def _tell_progress(self, label: str, share: float) -> None:
         """``left`` are seconds, once there is something to go by."""
         spent = monotonic() - self.began
         left = spent * (1 - share) / share if share > 0 and spent > SECONDS else None
         self.say({"kind": "progress", "label": label, "share": share, "left": left})
+
+
+def _tell_probability(found: Outcome, request: Request, say: Say) -> None:
+    """The probability of the controls, if there are any."""
+    if request.controls:
+        (value,) = found.probability
+        say(
+            {
+                "kind": "probability",
+                "words": str(value),
+                "effective_share": value.effective_share,
+                "verdict": value.verdict,
+            }
+        )
 
 
 def _numbers(values: Tensor) -> list[float | None]:

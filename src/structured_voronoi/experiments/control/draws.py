@@ -158,7 +158,7 @@ def _controlled(task: DrawTask, folders: TaskFolders, prompt: str) -> Controlled
 @lru_cache(maxsize=1)
 def _fit_lookahead(task: DrawTask, folders: TaskFolders) -> Lookahead:
     """Fitted once for all prompts of a task."""
-    return Lookahead.fit(_controlled(task, folders, task.pilot_prompt), task.pilot, task.seed, progress=False)
+    return Lookahead.fit(_controlled(task, folders, task.pilot_prompt), task.pilot, task.seed)
 
 
 _judge = cache(load_judge)

@@ -142,7 +142,7 @@ def _case_parts(found: dict[str, Any]) -> list[str]:
     p = found["probability"]
     said = (
         f"P = {p['value']:.2g} ({p['low']:.2g} – {p['high']:.2g}); effective share {p['effective_share']:.2g}, largest "
-        f"weight {p['largest_share']:.1%}, Pareto k̂ {p['pareto_k']:.2f}{'' if p['trusted'] else ': not to be trusted'}."
+        f"weight {p['largest_share']:.1%}, {'reliable' if p['reliable'] else 'unreliable'}."
     )
     header = ["method", "evaluations", "seconds", "pilot, s"]
     header += [f"seconds with pilot, {texts:,} texts" for texts in SPREAD]

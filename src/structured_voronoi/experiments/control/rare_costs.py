@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from structured_voronoi.engine.estimates import estimate_probability
 from structured_voronoi.errors import NoStartError, SamplingError
 from structured_voronoi.experiments.control.draws import FUDGE_LEAST
 from structured_voronoi.experiments.control.peers import Peer, is_installed
@@ -39,7 +40,6 @@ from structured_voronoi.models.prefix_classifier import PrefixClassifier
 from structured_voronoi.problem.drawing import log_bound
 from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.run.presets import text_sampler
-from structured_voronoi.run.probability import summarise_weights
 from structured_voronoi.run.sampling import start_chains
 from structured_voronoi.samplers import smc
 from structured_voronoi.samplers.fudge import Fudge
@@ -63,12 +63,12 @@ def measure_costs(case: Case, models: Models, budget: Budget) -> dict[str, Any]:
     problem, about = bind(target), {"case": case.name, "kind": case.kind}
     begun = process_time()
     try:
-        lookahead = Lookahead.fit(problem, texts=budget.pilot, seed=budget.seed, progress=False)
+        lookahead = Lookahead.fit(problem, texts=budget.pilot, seed=budget.seed)
     except SamplingError as error:
         return {**about, "failed": str(error)}
     pilot, begun = process_time() - begun, process_time()
     tokens, energy, log_weight = _weighted_texts(problem, lookahead, budget)
-    seconds, found = process_time() - begun, summarise_weights(log_weight.numpy())
+    seconds, found = process_time() - begun, estimate_probability(log_weight.numpy(), len(log_weight))
     if not found.value:
         return {**about, "failed": found.verdict}
     truth, met = weighted_energy(energy, log_weight), share_satisfied(target, tokens, log_weight.softmax(0))
@@ -82,7 +82,7 @@ def measure_costs(case: Case, models: Models, budget: Budget) -> dict[str, Any]:
         _genlm_row(target, budget, truth),
         _fudge_row(case, models, target, budget, truth),
     ]
-    figures = ("value", "low", "high", "effective_share", "largest_share", "pareto_k", "trusted")
+    figures = ("value", "low", "high", "effective_share", "largest_share", "pareto_k", "reliable")
     probability = {name: getattr(found, name) for name in figures}
     return {**about, "probability": probability, "truth": list(truth), "rows": rows}
 

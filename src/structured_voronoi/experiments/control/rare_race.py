@@ -74,7 +74,7 @@ def _start(method: str, target: Controlled, budget: Budget) -> More:
     if method == GENLM:
         peer = Peer(target, budget.particles, budget.threshold)
         return lambda batch: last_texts(peer.run(1, seed + batch), Rng(seed, [batch], "race last"))
-    lookahead = None if method == BOOTSTRAP else Lookahead.fit(problem, budget.pilot, seed, progress=False)
+    lookahead = None if method == BOOTSTRAP else Lookahead.fit(problem, budget.pilot, seed)
     if method == GUIDED:
         chains = start_chains(problem, Guided(lookahead), budget.chains, seed)
 

@@ -44,8 +44,10 @@ GUIDED_TWINS = (
 
 def lookaheads(target: Target, seed: int) -> dict[str, Lookahead]:
     """A trained one, one of random weights, and one whose weights have the opposite sign of the trained one's."""
-    trained = Lookahead.fit(target, texts=TEXTS, seed=seed, progress=False)
-    chance, adverse = (replace(copy.deepcopy(trained), delta=DELTA) for _ in range(2))
+    trained = Lookahead.fit(target, texts=TEXTS, seed=seed)
+    chance, adverse = (
+        replace(copy.deepcopy(trained), settings=replace(trained.settings, delta=DELTA)) for _ in range(2)
+    )
     generator = torch.Generator().manual_seed(seed)
     for head in chance.heads.values():
         for weight in head.parameters():
@@ -60,7 +62,7 @@ def guided_samplers(target: Target, seed: int) -> dict[str, Sampler]:
     """Those named above, for one target."""
     known = lookaheads(target, seed)
     trained, chance = known["trained"], known["random"]
-    blind = BlindLookahead(trained.heads, trained.delta, trained.identity, never=NEVER)
+    blind = BlindLookahead(trained.heads, trained.settings, trained.identity, never=NEVER)
     return {
         **{f"guided, {kind}": Guided(lookahead, TRIES) for kind, lookahead in known.items()},
         **{f"refresh, {kind}": Refresh(BLOCK, moves=2, lookahead=lookahead) for kind, lookahead in known.items()},

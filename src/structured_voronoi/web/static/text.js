@@ -238,10 +238,9 @@ class Run {
     return this.settings.chat ? `${prompt} → ` : prompt;
   }
 
-  plan({ sampler, is_exact: isExact, steps, controls }) {
+  plan({ sampler, is_exact: isExact, controls }) {
     this.names = controls;
     this.tell(`Drawing with ${sampler}${isExact ? "" : ", which is not exact"}`, null);
-    if (steps === 1) return; // nothing moves
     const lines = { energy: { label: "mean", kind: "first" } };
     this.energies = new Chart($("#energies"), { lines, x: { from: 0, isWhole: true }, width: 360, height: 150, describe: "Mean energy of the chains by step" });
     const tags = Object.fromEntries(controls.map((name, i) => [name, { label: shortened(name), kind: i ? "" : "first" }]));

@@ -1,0 +1,1 @@
+"""Texts under control: rejection that learns while it draws."""
