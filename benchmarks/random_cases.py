@@ -1,12 +1,14 @@
-"""Proposals per accepted text on random controls, half of them for choosing settings and half for reporting.
+"""Proposals per accepted text, on random controls and on fixed ones.
 
-    python benchmarks/random_cases.py --half tuning            # choose settings on these
-    python benchmarks/random_cases.py --half held-out          # report these once
-    python benchmarks/random_cases.py --model smollm2 --half tuning
+    python benchmarks/random_cases.py tuning                     # cases on which settings may be chosen
+    python benchmarks/random_cases.py held-out                   # cases to report
+    python benchmarks/random_cases.py fixed                      # the cases of docs/results/lookahead.md
+    python benchmarks/random_cases.py held-out --model smollm2
 
-Words come from the model's own texts: each is in 3 of 500 texts at least and in one of five at most. Controls are one
-to five of them, regular expressions, labels and functions, after three prompts. Each line has the probability of the
-controls, the proposals per accepted text at an error of 0.3 %, and the number of tries that plain rejection would take.
+Random controls are one to five words, regular expressions, labels and functions, after three prompts. The words come
+from the model's own texts: each is in at least 3 of them and in at most a fifth. The engine draws texts for each case
+with its default settings. A line gives P(controls), the proposals per accepted text of the last proposal (an error of
+0.3 %), all tries of the run, and the tries that plain rejection would need for as many texts.
 """
 
 from __future__ import annotations
@@ -17,6 +19,9 @@ import random
 import re
 import sys
 import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,11 +29,12 @@ import torch
 import structured_voronoi as sv
 from structured_voronoi.controls.parsing import parse_control
 from structured_voronoi.controls.predicate import Predicate
-from structured_voronoi.engine import weights
-from structured_voronoi.lookahead.learning import learn, refine
-from structured_voronoi.lookahead.lookahead import untrained
+from structured_voronoi.engine.estimates import estimate_probability
+from structured_voronoi.engine.rounds import Rounds
+from structured_voronoi.engine.settings import EngineSettings
+from structured_voronoi.engine.source import LocalSource
+from structured_voronoi.lookahead.lookahead import Lookahead, untrained
 from structured_voronoi.lookahead.settings import LookaheadSettings
-from structured_voronoi.problem.drawing import log_bound
 from structured_voronoi.problem.problem import bind
 from structured_voronoi.streams import Rng
 
@@ -37,124 +43,151 @@ PROMPTS = {
     "smollm2": ["My holiday was", "The weather in", "She opened the door and"],
 }
 LENGTHS = {"bundled": (20, 24), "smollm2": (16, 20)}
+KINDS = {
+    "bundled": ["1", "2", "3", "regex", "function", "4", "2", "label", "5", "regex"],
+    "smollm2": ["1", "2", "regex", "function"],
+}
+"""Kinds of controls, in turn: a number of words, or what they say."""
+LABELS = ["food=Italian@1.5", "food=French@2", "food=Japanese@1"]
 
 
-def make_cases(model: str, count: int) -> list[dict]:
-    """Random controls, the same for every call."""
+@dataclass(frozen=True)
+class Case:
+    """A prompt and controls: written ones, or at least ``least`` of some words."""
+
+    prompt: str
+    length: int
+    controls: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    least: int = 0
+
+    def target(self, model: str) -> sv.Controlled:
+        language_model = sv.LanguageModel.load(model, prompt=self.prompt, length=self.length)
+        controls = dict(parse_control(control, "cpu") for control in self.controls)
+        if self.words:
+            controls[Predicate(self.has_words, name="function")] = 1.0
+        return sv.Controlled(language_model, controls)
+
+    def has_words(self, text: str) -> bool:
+        return sum(word in text for word in self.words) >= self.least
+
+
+FIXED = {
+    "bundled": [
+        Case("", 20, ("keyword=Italian",)),
+        Case("", 20, ("keyword=Italian", "keyword=river", "regex=[Ff]amil")),
+        Case("", 20, ("food=Italian@1.5",)),
+        Case("", 20, words=("family", "riverside", "city", "rating", "pub"), least=3),
+        Case("", 20, tuple(f"keyword={word}" for word in ("Italian", "river", "family", "pub", "cheap"))),
+        Case("", 24, ("keyword=Italian", "keyword=river", "regex=[Ff]amil", "keyword=cheap", "keyword=cathedral")),
+    ],
+    "smollm2": [Case("My holiday was", 20, ("keyword=beach", "keyword=rain"))],
+}
+
+
+def random_cases(model: str, count: int) -> list[Case]:
+    """The same cases in every call."""
     choose, cases = random.Random(24), []
     words = {prompt: frequent_words(model, prompt) for prompt in PROMPTS[model]}
-    kinds = ["word", "words2", "words3", "regex", "function", "words4", "words2", "label", "words5", "regex"]
-    if model != "bundled":
-        kinds = ["word", "words2", "regex", "function"]
     for number in range(count):
         prompt, length = choose.choice(PROMPTS[model]), choose.choice(LENGTHS[model])
-        kind, known = kinds[number % len(kinds)], words[prompt]
-        picked = choose.sample(known, 5)
-        if kind.startswith("word"):
-            controls = [f"keyword={word}" for word in picked[: int(kind[5:] or 1)]]
-        elif kind == "regex":
-            controls = [
-                choose.choice(
-                    [f"regex={picked[0]} .* {picked[1]}", f"regex={picked[0]}.*,", f"regex=^ ?The {picked[0]}"]
-                )
-            ]
+        kind, picked = KINDS[model][number % len(KINDS[model])], choose.sample(words[prompt], 5)
+        first, second = picked[:2]
+        if kind == "regex":
+            patterns = f"regex={first} .* {second}", f"regex={first}.*,", f"regex=^ ?The {first}"
+            cases.append(Case(prompt, length, (choose.choice(patterns),)))
         elif kind == "label":
-            controls = [choose.choice(["food=Italian@1.5", "food=French@2", "food=Japanese@1"])]
+            cases.append(Case(prompt, length, (choose.choice(LABELS),)))
+        elif kind == "function":
+            cases.append(Case(prompt, length, words=tuple(picked), least=choose.choice([2, 3])))
         else:
-            controls = [("function", picked, choose.choice([2, 3]))]
-        cases.append({"number": number, "prompt": prompt, "length": length, "controls": controls})
+            cases.append(Case(prompt, length, tuple(f"keyword={word}" for word in picked[: int(kind)])))
     return cases
 
 
+def half_of(cases: list[Case], name: str) -> list[Case]:
+    """Every second case, so that both halves have all kinds."""
+    return [case for number, case in enumerate(cases) if (number // 10 + number) % 2 == (name == "held-out")]
+
+
 def frequent_words(model: str, prompt: str) -> list[str]:
+    """Words that are neither rare nor common in texts of the model."""
     target = bind(sv.LanguageModel.load(model, prompt=prompt, length=20))
-    texts, counts = 500 if model == "bundled" else 192, {}
-    levels = Rng(99, texts, "words").uniform(20)
-    drawn = untrained(target).draw(target, levels).tokens
-    for row in drawn:
-        for word in set(re.findall(r" ([A-Za-z]{3,})\b", target.decode(row))):
-            counts[word] = counts.get(word, 0) + 1
-    return sorted(word for word, seen in counts.items() if 3 <= seen <= texts / 5)
+    texts = 500 if model == "bundled" else 192
+    counts: Counter[str] = Counter()
+    for row in untrained(target).draw(target, Rng(99, texts, "words").uniform(20)).tokens:
+        counts.update(set(re.findall(r" ([A-Za-z]{3,})\b", target.decode(row))))
+    return sorted(word for word, count in counts.items() if 3 <= count <= texts / 5)
 
 
-def target_of(model: str, case: dict) -> sv.Controlled:
-    language_model = sv.LanguageModel.load(model, prompt=case["prompt"], length=case["length"])
-    controls = {}
-    for control in case["controls"]:
-        if isinstance(control, str):
-            made, weight = parse_control(control, "cpu")
-        else:
-            _, words, least = control
-            made, weight = (
-                Predicate(lambda text, w=tuple(words), k=least: sum(x in text for x in w) >= k, name="function"),
-                1.0,
-            )
-        controls[made] = weight
-    return sv.Controlled(language_model, controls)
+@dataclass
+class TimedSource(LocalSource):
+    """Measures the time of learning."""
+
+    learning_seconds: float = 0.0
+
+    def learnt(self, name: str, make: Any) -> Lookahead:
+        began = time.process_time()
+        made = super().learnt(name, make)
+        self.learning_seconds += time.process_time() - began
+        return made
 
 
-def draw(problem, lookahead, seed, numbers, plain, observed=False):
-    levels = Rng(seed, numbers, "tries").uniform(problem.length + 1)
-    from_model = levels[:, -1] < plain
-    drawn, seen = lookahead.draw_observed(problem, levels[:, :-1], from_model, observed)
-    log_q = torch.logaddexp(
-        drawn.log_base.sum(-1) + np.log(max(plain, 1e-300)), drawn.log_q.sum(-1) + np.log(max(1 - plain, 1e-300))
-    )
-    log_weight = drawn.log_p.sum(-1) + drawn.log_rest - log_bound(problem) - log_q
-    return torch.where(log_weight.isfinite(), log_weight, -torch.inf), seen
-
-
-def proposals(log_weight: np.ndarray, plain: float) -> tuple[float, float, float]:
-    """Proposals per text at 0.3 %, the probability, and the effective share."""
-    most = log_weight.max()
-    if not np.isfinite(most):
-        return np.inf, 0.0, 0.0
-    weight = np.exp(log_weight - most)
-    caps = weights.find_caps(weight, 0.003, float(np.exp(-most)) / plain)
-    accepted = np.minimum(1, weight / caps.cap).mean()
-    return 1 / accepted if accepted else np.inf, weight.mean() * np.exp(most), weights.effective_share(weight)
+def measure(model: str, case: Case, texts: int, max_tries: int, settings: EngineSettings) -> dict[str, Any]:
+    """One run of the engine."""
+    target = case.target(model)
+    source = TimedSource([target], 0, settings)
+    run = Rounds([bind(target)], source, texts, 0, 0.003, settings)
+    run.should_stop = lambda: sum(one.count() for one in run.proposals) >= max_tries
+    began, accepted = time.process_time(), sum(len(part) for part in run.run())
+    last = run.proposals[run.current]
+    tries = sum(one.count() for one in run.proposals)
+    found = estimate_probability(last.tries(0).log_weight.numpy(), tries, last.is_plain)
+    return {
+        "prompt": case.prompt,
+        "length": case.length,
+        "controls": list(case.controls) or f"{case.least} of {', '.join(case.words)}",
+        "probability": found.value,
+        "proposals": 1 / last.acceptance_rate() if last.acceptance_rate() else None,
+        "share": round(found.effective_share, 4),
+        "largest": round(found.largest_share, 3),
+        "learnings": len(run.proposals) - 1,
+        "accepted": accepted,
+        "tries": tries,
+        "rejection": accepted / found.value if found.value else None,
+        "learning_seconds": round(source.learning_seconds, 1),
+        "seconds": round(time.process_time() - began, 1),
+        "error_bound": round(last.error_bound.get(0, 0.0), 4),
+    }
 
 
 def main() -> None:
-    options = argparse.ArgumentParser()
-    options.add_argument("--model", default="bundled")
-    options.add_argument("--half", choices=["tuning", "held-out"], required=True)
-    options.add_argument("--cases", type=int, default=40)
-    options.add_argument("--first", type=int, default=256)
-    options.add_argument("--second", type=int, default=0)
-    options.add_argument("--judged", type=int, default=2048)
-    options.add_argument("--plain", type=float, default=0.05)
-    options.add_argument("--only", type=int, nargs="*")
-    options.add_argument("--settings", type=json.loads, default={})
-    asked = options.parse_args()
-    settings, found = LookaheadSettings(**asked.settings), []
-    for case in make_cases(asked.model, asked.cases):
-        if (case["number"] // 10 + case["number"]) % 2 != (asked.half == "held-out") or (
-            asked.only and case["number"] not in asked.only
-        ):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", choices=["tuning", "held-out", "fixed"])
+    parser.add_argument("--model", choices=list(PROMPTS), default="bundled")
+    parser.add_argument("--count", type=int, default=40, help="random cases, of which a half is run")
+    parser.add_argument("--only", type=int, nargs="*", help="numbers within the half")
+    parser.add_argument("--texts", type=int, default=100)
+    parser.add_argument("--max-tries", type=int, default=40_000)
+    parser.add_argument("--settings", type=json.loads, default={}, help="engine settings as JSON")
+    parser.add_argument("--lookahead", type=json.loads, default={}, help="lookahead settings as JSON")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    settings = EngineSettings(**asked.settings, lookahead=LookaheadSettings(**asked.lookahead))
+    cases = (
+        FIXED[asked.model] if asked.cases == "fixed" else half_of(random_cases(asked.model, asked.count), asked.cases)
+    )
+    proposals = []
+    for number, case in enumerate(cases):
+        if asked.only and number not in asked.only:
             continue
-        problem = bind(target_of(asked.model, case))
-        began = time.perf_counter()
-        first, seen = draw(problem, untrained(problem, settings=settings), 1, range(asked.first), 1.0, True)
-        drawn = time.perf_counter()
-        lookahead = learn(problem, seen, settings, 0)
-        learnt = time.perf_counter()
-        if asked.second:
-            log_weight, more = draw(problem, lookahead, 2, range(asked.second), asked.plain, True)
-            lookahead = refine(lookahead, more, log_weight, settings, 0)
-        log_weight, _ = draw(problem, lookahead, 3, range(asked.judged), asked.plain)
-        cost, value, share = proposals(log_weight.numpy(), asked.plain)
-        sizes = [head.reader.size for head in lookahead.heads.values()]
-        found.append(cost)
-        hits, largest = int((first > -np.inf).sum()), float((log_weight.max() - log_weight.logsumexp(0)).exp())
-        print(
-            f"{case['number']:3} {value:8.2g} {cost:8.1f} share {share:6.3f} hits {hits:4} largest {largest:.3f} "
-            f"draw {drawn - began:5.1f} learn {learnt - drawn:5.1f} {sizes} {case['prompt']!r} {case['controls']}",
-            flush=True,
-        )
-    median, worst, mean = np.median(found), np.quantile(found, 0.9), np.mean(np.log10(np.minimum(found, 1e6)))
-    print(f"median {median:.1f}, worst tenth {worst:.0f}, mean log10 {mean:.3f}")
+        found = measure(asked.model, case, asked.texts, asked.max_tries, settings)
+        proposals.append(found["proposals"] or np.inf)
+        print(json.dumps({"number": number, **found}), flush=True)
+    median, worst = np.quantile(proposals, [0.5, 0.9])
+    mean = np.exp(np.mean(np.log(np.minimum(proposals, 1e6))))
+    print(f"median {median:.1f}, worst tenth {worst:.0f}, geometric mean {mean:.1f}", file=sys.stderr)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

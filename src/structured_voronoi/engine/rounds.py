@@ -224,6 +224,12 @@ class Rounds:
         known = [one for one in self.proposals if one.is_plain or len(one.caps.get(prompt, ())) == one.count(prompt)]
         return sum(int(proposal.accepted(prompt).sum()) for proposal in known)
 
+    def best_proposal(self, prompt: int) -> Proposal:
+        """The learnt proposal with the most effective tries of a prompt; the first one if nothing was learnt."""
+        there = [proposal for proposal in self.proposals if prompt in proposal.batches]
+        learnt = [proposal for proposal in there if not proposal.is_plain] or there
+        return max(learnt, key=lambda proposal: effective_share(proposal.weight(prompt)) * proposal.count(prompt))
+
     def is_done(self) -> bool:
         return all(self.missing(prompt) <= 0 for prompt in range(len(self.problems)))
 

@@ -9,7 +9,6 @@ from time import monotonic
 from structured_voronoi.engine.estimates import Probability, estimate_probability
 from structured_voronoi.engine.rounds import Accepted, Rounds
 from structured_voronoi.engine.settings import EngineSettings
-from structured_voronoi.engine.weights import effective_share
 from structured_voronoi.errors import NoStartError
 from structured_voronoi.problem.problem import bind
 from structured_voronoi.progress import progress_bar
@@ -147,8 +146,7 @@ class EngineTexts:
         found, bounds = [], []
         for prompt in range(len(self.targets)):
             there = [one for one in rounds.proposals if prompt in one.batches]
-            learnt = [one for one in there if not one.is_plain] or there
-            best = max(learnt, key=lambda one: effective_share(one.weight(prompt)) * one.count(prompt))
+            best = rounds.best_proposal(prompt)
             log_weight = best.tries(prompt).log_weight.numpy()
             evaluations_here = sum(one.count(prompt) for one in there)
             found.append(estimate_probability(log_weight, evaluations_here, best.is_plain))
