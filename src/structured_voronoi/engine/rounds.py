@@ -148,7 +148,7 @@ class Rounds:
         proposal, settings = self.proposals[self.current], self.settings
         open_prompts = [prompt for prompt in range(len(self.problems)) if self.missing(prompt) > 0]
         size = self._round_size(proposal, open_prompts)
-        recorded = sum(len(observed.tokens) for _, observed, _ in self._observed)
+        recorded = sum(len(observed.tokens) for number, observed, _ in self._observed if number == self.current)
         is_observed = settings.learns and recorded < settings.max_learning_tries and self.tolerance > 0
         rows = min(settings.batch_rows, math.ceil(size * len(open_prompts) / self.source.split / BLOCK) * BLOCK)
         works: list[Work] = []

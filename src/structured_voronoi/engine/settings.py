@@ -23,7 +23,7 @@ class EngineSettings:
     """Tries without which nothing is learnt; more if many texts are wanted, because a better proposal pays then."""
     max_learning_tries: int = 2048
     """Tries that are recorded for learning."""
-    max_learnings: int = 3
+    max_learnings: int = 4
     """How often the proposal learns."""
     plain_share: float = 0.05
     """Share of tries that a learnt proposal takes from the model itself, so that no weight exceeds its inverse."""

@@ -23,8 +23,10 @@ PRIOR_SHAPE, PRIOR_WEIGHT = 0.5, 10
 
 MAX_SHAPE = 0.95
 """A tail of a larger shape has no mean."""
-UNSEEN_FACTOR = 10.0
-"""How many times the largest weight seen the fit of a tail may reach."""
+UNSEEN_FACTOR = 2.0
+"""How many times the largest weight seen an unseen one is expected to be at most."""
+MAX_UNSEEN_FACTOR = 10.0
+"""The same for upper limits."""
 
 
 class Tail(NamedTuple):
@@ -52,11 +54,17 @@ class Tail(NamedTuple):
 
 
 def fit_tail(weight: Float[ndarray, " try"]) -> Tail | None:
-    """The tail of the positive weights; None where there are too few, or where the largest are alike."""
+    """The tail of the positive weights; None where there are too few, or where the largest are alike.
+
+    It has the largest weights that make up half of the sum, and no more than a fifth of all weights or 3√n. Without the
+    first limit, a few large weights above many negligible ones would look like a heavy tail.
+    """
     positive = np.sort(weight[weight > 0])
     count = min(len(positive) // 5, math.ceil(3 * math.sqrt(len(positive))))
     if count < MIN_TAIL:
         return None
+    half = int(np.searchsorted(np.cumsum(positive[::-1]), positive.sum() / 2))
+    count = max(MIN_TAIL, min(count, half))
     threshold = positive[-count - 1]
     above = positive[-count:] - threshold
     above = above[above > 0]
@@ -138,7 +146,7 @@ def error_bound(weight: Float[ndarray, " try"], cap: float, most: float) -> floa
     """95 % upper limit of E[(w - c)+] / E[w], the largest of three.
 
     One expects more weights above the cap than were seen (Poisson). One is of texts that no try has found, whose
-    weight is twice the largest one seen and whose probability is at most 3 / n. One has a heavier tail than was fitted.
+    weight is a multiple of the largest one seen and whose probability is at most 3 / n. One has a heavier tail than was fitted.
     """
     total = float(weight.sum())
     if cap >= most or not total:
@@ -147,10 +155,10 @@ def error_bound(weight: Float[ndarray, " try"], cap: float, most: float) -> floa
     excess, largest = np.maximum(ordered - cap, 0), ordered[-1]
     above = int((excess > 0).sum())
     more = excess.sum() * stats.chi2.ppf(0.95, 2 * above + 2) / (2 * max(1, above)) / total
-    unseen = 3 * max(0.0, min(most, 2 * largest) - cap) / total
+    unseen = 3 * max(0.0, min(most, UNSEEN_FACTOR * largest) - cap) / total
     if tail is not None:
         high = tail.means(tail.shape + 1.64 * tail.error)
-        ordered[-tail.size :] = np.minimum(np.maximum(high, ordered[-tail.size :]), min(most, UNSEEN_FACTOR * largest))
+        ordered[-tail.size :] = np.minimum(np.maximum(high, ordered[-tail.size :]), min(most, MAX_UNSEEN_FACTOR * largest))
     heavier = np.maximum(ordered - cap, 0).sum() / ordered.sum()
     return float(min(1.0, max(more, unseen, heavier)))
 

@@ -119,7 +119,7 @@ class _Trainer:
     """One head and the texts that it learns from."""
 
     def __init__(self, head: Head, observed: Observed, k: int, settings: LookaheadSettings, seed: int) -> None:
-        self.head, self.observed, self.settings = head, observed, settings
+        self.head, self.observed, self.number, self.settings = head, observed, k, settings
         self.score, self.labels = observed.factors[:, k, None], observed.labels[k]
         self.live = observed.live
         self.places = self.live.nonzero()
@@ -170,6 +170,16 @@ class _Trainer:
         before = torch.arange(self.observed.tokens.shape[1], device=rows.device) < position[:, None]
         said = nn.functional.embedding(self.observed.tokens[rows], reader.memory) * before[..., None]
         return torch.cat([hidden, said.sum(1)], dim=-1)
+
+    def log_value(self, rows: Int[Tensor, " place"], position: Int[Tensor, " place"]) -> Float[Tensor, " place"]:
+        """log ψ of the tokens at some places; 0 where the state after them is settled."""
+        output = self.observed.outputs[rows, position, self.number]
+        if not self.head.reader.outputs:
+            return torch.zeros(len(rows), device=rows.device)
+        features = self._features(rows, position).detach()
+        logits = self.head.reader.at_token(features, position, self.observed.tokens[rows, position])
+        logit = logits.gather(-1, output.clamp(min=0)[:, None]).squeeze(-1)
+        return torch.where(output >= 0, nn.functional.logsigmoid(logit), 0.0)
 
     @torch.enable_grad()
     def _descend(self, steps: int, judge: Callable[[], float] | None) -> None:
@@ -231,64 +241,80 @@ class _Trainer:
 def refine(
     lookahead: Lookahead, observed: Observed, log_weight: Float[Tensor, " text"], settings: LookaheadSettings, seed: int
 ) -> Lookahead:
-    """A copy whose heads are moved towards E_p[ψ] at the next position, on texts that were drawn by lookaheads.
+    """A copy whose heads are trained together, on texts that were drawn by lookaheads.
 
-    These texts are where the target is, and the model's own hardly are. Each takes part by its tempered weight.
+    The value of a prefix, Π_k ψ_k of its last token, is moved towards its mean at the next position, E_p[Π_k ψ_k], and
+    at the end towards W. Texts of the model hardly show what happens near the target, and heads that were trained one
+    by one do not know of each other.
     """
     heads = copy.deepcopy(lookahead.heads)
-    chances = tempered(log_weight).cpu().double()
-    live = observed.live
-    last = torch.cat([~live[:, 1:], torch.ones_like(live[:, :1])], dim=1)
-    for k, head in enumerate(heads.values()):
-        reader = head.reader
-        if not reader.outputs or reader.size == "position":
-            continue
-        following = torch.cat([observed.expected[:, 1:, k], observed.expected[:, :1, k]], dim=1)
-        labels = torch.where(last, observed.factors[:, k, None], following)
-        places = (observed.outputs[..., k] >= 0).nonzero()
-        if not len(places):
-            continue
-        parameters = [parameter for name, parameter in reader.named_parameters() if name != "memory"]
-        optimiser = torch.optim.AdamW(parameters, lr=settings.learning_rate / 2, weight_decay=0.0, fused=True)
-        generator, steps = torch.Generator().manual_seed(seed), settings.steps
-        cumulative = chances[places[:, 0].cpu()].cumsum(0)
-        levels = torch.rand(steps * settings.batch, generator=generator, dtype=torch.float64) * cumulative[-1]
-        drawn = torch.searchsorted(cumulative, levels).clamp(max=len(places) - 1).to(places.device)
-        trainer = _Trainer(head, observed, k, settings, seed)
-        means = [torch.zeros_like(parameter) for parameter in parameters]
-        head.requires_grad_(True)
-        with torch.enable_grad():
-            for step, some in enumerate(drawn.view(steps, settings.batch)):
-                rows, position = places[some].T
-                features = trainer._features(rows, position).detach()
-                logits = reader.at_token(features, position, observed.tokens[rows, position])
-                logit = logits.gather(-1, observed.outputs[rows, position, k][:, None]).squeeze(-1)
-                label = labels[rows, position]
-                loss = nn.functional.binary_cross_entropy_with_logits(logit, label, reduction="none")
-                relative = loss / (logit.detach().sigmoid() + label).clamp(min=1e-6)
-                optimiser.zero_grad(set_to_none=True)
-                torch.autograd.backward(relative.mean())
-                nn.utils.clip_grad_norm_(parameters, 1.0)
-                optimiser.step()
-                if step >= steps // 2:
-                    for mean, parameter in zip(means, parameters, strict=True):
-                        mean += parameter.detach() / (steps - steps // 2)
-        head.requires_grad_(False)
-        for mean, parameter in zip(means, parameters, strict=True):
-            parameter.data = mean
+    trainers = [_Trainer(head, observed, k, settings, seed) for k, head in enumerate(heads.values())]
+    labels = _path_labels(observed, settings.path_share)
+    places = (observed.outputs >= 0).any(-1).nonzero()
+    if not len(places):
+        return lookahead
+    parameters = [
+        parameter
+        for head in heads.values()
+        for name, parameter in head.reader.named_parameters()
+        if name != "memory" and head.reader.outputs
+    ]
+    optimiser = torch.optim.AdamW(parameters, lr=settings.learning_rate / 2, weight_decay=0.0, fused=True)
+    cumulative = _text_shares(log_weight).cpu().double()[places[:, 0].cpu()].cumsum(0)
+    generator, steps = torch.Generator().manual_seed(seed), settings.steps
+    levels = torch.rand(steps * settings.batch, generator=generator, dtype=torch.float64) * cumulative[-1]
+    drawn = torch.searchsorted(cumulative, levels).clamp(max=len(places) - 1).to(places.device)
+    means = [torch.zeros_like(parameter) for parameter in parameters]
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    with torch.enable_grad():
+        for step, some in enumerate(drawn.view(steps, settings.batch)):
+            rows, position = places[some].T
+            log_value = sum(trainer.log_value(rows, position) for trainer in trainers)
+            label, value = labels[rows, position], log_value.detach().exp()
+            slope = (value - label) / (value + label).clamp(min=1e-30)
+            optimiser.zero_grad(set_to_none=True)
+            torch.autograd.backward((slope * log_value).mean())
+            nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimiser.step()
+            if step >= steps // 2:
+                for mean, parameter in zip(means, parameters, strict=True):
+                    mean += parameter.detach() / (steps - steps // 2)
+    for mean, parameter in zip(means, parameters, strict=True):
+        parameter.data = mean
+        parameter.requires_grad_(False)
     return replace(lookahead, heads=heads)
 
 
-def tempered(log_weight: Float[Tensor, " text"], least_share: float = 0.5) -> Float[Tensor, " text"]:
-    """Weights to a power of at most 1 at which the effective share of the positive ones is large enough."""
+def _path_labels(observed: Observed, share: float) -> Float[Tensor, "text n"]:
+    """The value of every prefix as its text shows it: the score of the text, and before that a mixture.
+
+    One part is the mean value at the next position, E_p[Π_k ψ_k]. The other is the label of the next token times p / q,
+    whose mean is the same where heads are right.
+    """
+    value = observed.factors.prod(-1)
+    labels = torch.empty_like(observed.expected)
+    ratio = observed.log_ratio.exp()
+    for n in reversed(range(labels.shape[1])):
+        labels[:, n] = value
+        before = (1 - share) * observed.expected[:, n] + share * ratio[:, n] * value
+        value = torch.where(observed.live[:, n], before.clamp(max=1.0), value)
+    return labels
+
+
+def _text_shares(log_weight: Float[Tensor, " text"]) -> Float[Tensor, " text"]:
+    """How often texts are trained on: half of the time each alike, half of the time by weight.
+
+    Weights are raised to a power of at most 1 at which they are not too unequal.
+    """
     finite = log_weight.isfinite()
     if not finite.any():
         return torch.ones_like(log_weight)
     relative, power = log_weight - log_weight[finite].max(), 1.0
-    while power > 0.01 and _effective_share(power * relative[finite]) < least_share:
+    while power > 0.01 and _effective_share(power * relative[finite]) < 0.5:
         power *= 0.9
     weight = torch.where(finite, (power * relative).exp(), 0.0)
-    return weight / weight.mean()
+    return (1 + weight / weight.mean()) / 2
 
 
 def _effective_share(log_weight: Float[Tensor, " text"]) -> float:

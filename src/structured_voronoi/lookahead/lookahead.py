@@ -277,7 +277,8 @@ class Lookahead:
         drawn = redrawn.tokens, log_p, log_q, log_base, log_rest
         if not is_observed:
             return drawn
-        return *drawn, *label(problem, self.heads, redrawn.tokens, log_rest, seen, outputs)
+        log_ratio = log_p - torch.where(from_model[:, None], log_base, log_q)
+        return *drawn, *label(problem, self.heads, redrawn.tokens, log_rest, log_ratio, seen, outputs)
 
     def score(self, problem: Problem, tokens: Int[Tensor, "row n"]) -> Proposal:
         """Given texts as if they had been proposed: p and q of each of their tokens."""

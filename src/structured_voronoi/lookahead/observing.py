@@ -7,6 +7,7 @@ success if the future contexts were those of this text. These labels are smooth 
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import torch
@@ -34,8 +35,10 @@ class Observed(NamedTuple):
     """The most probable tokens at every position."""
     chances: Float[Tensor, "text n some"]
     """Their probabilities, normalised."""
-    expected: Float[Tensor, "text n head"]
-    """E_p[ψ] of every head at every position; 0 where heads were not used."""
+    expected: Float[Tensor, "text n"]
+    """E_p[Π_k ψ_k] at every position; 0 where heads were not used."""
+    log_ratio: Float[Tensor, "text n"]
+    """log p / q of every token, for the proposal q that it was drawn from."""
     outputs: Int[Tensor, "text n head"]
     """The output of each head for the state after the token; -1 where that state is settled or the text has ended."""
     factors: Float[Tensor, "text head"]
@@ -48,8 +51,8 @@ class Observed(NamedTuple):
     @classmethod
     def of(cls, tokens: Tensor, parts: tuple[Tensor, ...]) -> Self:
         """From the tensors that `label` returns."""
-        hidden, likely, chances, expected, outputs, factors, live, *labels = parts
-        return cls(tokens, hidden, likely, chances, expected, outputs, factors, live, tuple(labels))
+        hidden, likely, chances, expected, log_ratio, outputs, factors, live, *labels = parts
+        return cls(tokens, hidden, likely, chances, expected, log_ratio, outputs, factors, live, tuple(labels))
 
     def parts(self) -> tuple[Tensor, ...]:
         """All tensors but the tokens."""
@@ -58,6 +61,7 @@ class Observed(NamedTuple):
             self.likely,
             self.chances,
             self.expected,
+            self.log_ratio,
             self.outputs,
             self.factors,
             self.live,
@@ -85,9 +89,8 @@ def observe(
     some = LIKELY_TOKENS if any(isinstance(head, LearntHead) for head in heads.values()) else 0
     top = p.topk(min(some, p.shape[-1]))
     chances = top.values / top.values.sum(-1, keepdim=True).clamp(min=1e-30)
-    expected = p.new_zeros(len(p), len(heads))
-    if readings is not None:
-        expected = torch.stack([(p * reading.value).sum(-1) for reading in readings], dim=-1).float()
+    value = p.new_zeros(()) if readings is None else math.prod(reading.value for reading in readings)
+    expected = (p * value).sum(-1)
     masses = [
         p.new_zeros(len(p), head.kinds[0].shape[1]).index_add_(1, head.kinds[1], p)
         if isinstance(head, PatternHead)
@@ -102,6 +105,7 @@ def label(
     heads: dict[str, Head],
     tokens: Int[Tensor, "row n"],
     log_rest: Float[Tensor, " row"],
+    log_ratio: Float[Tensor, "row n"],
     seen: list[tuple[Tensor, ...]],
     outputs: list[Int[Tensor, "row head"]],
 ) -> tuple[Tensor, ...]:
@@ -117,7 +121,7 @@ def label(
         for k, (head, mass) in enumerate(zip(heads.values(), masses, strict=True))
     ]
     meant = torch.where(live[..., None], torch.stack(outputs, dim=1), -1)
-    return hidden, likely, chances, expected, meant, factors, live, *labels
+    return hidden, likely, chances, expected, log_ratio.float(), meant, factors, live, *labels
 
 
 def _dense_labels(head: PatternHead, masses: Float[Tensor, "text n kind"]) -> Float[Tensor, "text n output"]:

@@ -12,7 +12,7 @@ from structured_voronoi.lookahead.heads import Head, PatternHead
 class LookaheadSettings:
     """How a lookahead is trained and how far its proposals follow it."""
 
-    delta: float = 0.3
+    delta: float = 0.1
     """Weight of the plain model in the distribution of every token."""
     pattern_power: float = 0.8
     """Exponent of the values of heads for compiled patterns."""
@@ -30,6 +30,8 @@ class LookaheadSettings:
     """Share of the texts by which the size of a head is chosen."""
     return_passes: int = 4
     """How often heads with memory recompute their labels."""
+    path_share: float = 0.8
+    """Share of a text's own path in the labels of later learning."""
     min_hits: int = 8
     """Satisfying texts without which nothing is learnt about a control that is not a pattern."""
 
