@@ -247,22 +247,24 @@ class Rounds:
             self._learn()
 
     def _should_learn(self) -> bool:
-        """Would learning and the tries after it cost less than the tries at the present rate?"""
+        """Would learning and the tries after it cost less than the tries at the present rate?
+
+        It waits for a quarter of the tries that are still expected: more of them teach more.
+        """
         settings, proposal = self.settings, self.proposals[self.current]
-        own = sum(len(seen.tokens) for number, seen, _ in self._observed if number == self.current)
         if not self._may_learn():
             return False
-        if own < (self._learning_tries() if proposal.is_plain else settings.min_learning_tries):
+        recorded = sum(len(seen.tokens) for number, seen, _ in self._observed if number == self.current)
+        missing = sum(max(0.0, self.missing(prompt)) for prompt in range(len(self.problems)))
+        rate = max(self._rate(proposal), 0.5 / proposal.count())
+        least, most = settings.min_learning_tries, self._learning_tries()
+        if recorded < (most if self.measures else min(most, max(least, missing / rate / 4))):
             return False
         if proposal.is_plain and not learnable(self._joined(), proposal.lookahead):
-            self._learnings += self.measures and own >= settings.max_learning_tries and settings.max_learnings
+            self._learnings += self.measures and recorded >= settings.max_learning_tries and settings.max_learnings
             return False
-        tries = proposal.count()
-        share = effective_share(proposal.weight())
         if self.measures:
-            return share < (0.2 if proposal.is_plain else 0.1) and self.missing(0) > 0
-        rate = max(self._rate(proposal), 0.5 / tries)
-        missing = sum(max(0.0, self.missing(prompt)) for prompt in range(len(self.problems)))
+            return effective_share(proposal.weight()) < (0.2 if proposal.is_plain else 0.1) and missing > 0
         afterwards = 4 * rate ** (-1 / 3) if proposal.is_plain else 0.5 / rate
         return missing / rate > self._learning_cost() + missing * afterwards
 
