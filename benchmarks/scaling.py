@@ -164,7 +164,7 @@ def _draw(found: dict[tuple[str, str, float], Outcome]) -> None:
 
 def time_driver(parts: int = 100) -> tuple[float, float]:
     """Seconds, and those of a core, that a part of 100 kB takes to be kept in a run of a thousand workers."""
-    from structured_voronoi.storage import Store
+    from structured_voronoi.storage.store import Store
 
     with tempfile.TemporaryDirectory() as folder, Store(folder) as store:
         store.begin("benchmark", {}, {})

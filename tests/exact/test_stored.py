@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 
 import structured_voronoi as sv
-from structured_voronoi.run.stored import changed, changes, check_storable, describe, describe_sampler, pack, unpack
+from structured_voronoi.storage.packing import (
+    changed,
+    changes,
+    check_storable,
+    describe,
+    describe_sampler,
+    pack,
+    unpack,
+)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from structured_voronoi import storage
 from structured_voronoi.errors import SamplingError
-from structured_voronoi.storage import LOCK, MANIFEST, LineFile, Store, read_manifest
+from structured_voronoi.storage import store as storage
+from structured_voronoi.storage.store import LOCK, MANIFEST, LineFile, Store, read_manifest
 
 SETTINGS = {"seed": 0, "sampler": {"name": "SVS", "scale": 0.5}, "limit": float("nan"), "prompt": "at the café"}
 
@@ -127,7 +127,7 @@ def test_a_folder_with_a_run_needs_resume_and_one_of_somebody_else_is_refused(tm
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
-    script = "from structured_voronoi.storage import Store; store = Store('.'); print(1, flush=True); input()"
+    script = "from structured_voronoi.storage.store import Store; store = Store('.'); print(1, flush=True); input()"
     other = subprocess.Popen(
         [sys.executable, "-c", script], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )

@@ -37,7 +37,7 @@ from structured_voronoi.run import checkpoints
 from structured_voronoi.run.checkpoints import Bookmark
 from structured_voronoi.samplers import svs as svs_sampler
 from structured_voronoi.stopping import Stopping
-from structured_voronoi.storage import LOCK, LineFile, Store, read_manifest
+from structured_voronoi.storage.store import LOCK, LineFile, Store, read_manifest
 from structured_voronoi.targets.tabular import AutoregressiveTable
 from system.commands import svs
 

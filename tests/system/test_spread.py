@@ -14,9 +14,9 @@ import structured_voronoi as sv
 from helpers import svs as run_svs
 from structured_voronoi.problem.problem import bind
 from structured_voronoi.run import checkpoints, spread, spread_chains
-from structured_voronoi.run.processes import Processes
 from structured_voronoi.run.spread import SpreadCheckpoint, Task
-from structured_voronoi.run.workers import Event, Lost, Work, event_of, packed, respond, unpacked
+from structured_voronoi.workers.pool import Event, Lost, Work, event_of, packed, respond, unpacked
+from structured_voronoi.workers.processes import Processes
 from system.commands import svs
 from system.fragile import Fragile
 

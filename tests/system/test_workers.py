@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from structured_voronoi.errors import NoStartError, SamplingError
-from structured_voronoi.run.processes import Processes
 from structured_voronoi.run.side_by_side import side_by_side
-from structured_voronoi.run.workers import RUNS, Crew, Report, Work
+from structured_voronoi.workers.pool import RUNS, Crew, Report, Work
+from structured_voronoi.workers.processes import Processes
 
 SECONDS = 30.0
 """After which a process that should have ended is taken to go on for ever."""
@@ -171,8 +171,8 @@ SCRIPT = """
 import os, time
 from functools import partial
 from pathlib import Path
-from structured_voronoi.run.processes import Processes
-from structured_voronoi.run.workers import Crew
+from structured_voronoi.workers.processes import Processes
+from structured_voronoi.workers.pool import Crew
 
 def sleep(task, report):
     Path(f"{task}.pid").write_text(str(os.getpid()))

@@ -18,7 +18,7 @@ from structured_voronoi.experiments import EXPERIMENTS, Experiment
 from structured_voronoi.run.presets import CHECKPOINT_HELP, RESUME_HELP, check_resume
 
 if TYPE_CHECKING:
-    from structured_voronoi.storage import Store
+    from structured_voronoi.storage.store import Store
 
 WITH_DATA = ", ".join(name for name, experiment in EXPERIMENTS.items() if experiment.takes_data)
 WITH_MODEL = ", ".join(name for name, experiment in EXPERIMENTS.items() if experiment.takes_model)
@@ -96,8 +96,8 @@ def reproduce(
 
 def _open_store(folder: Path, resume: bool, settings: dict[str, Any]) -> Store:
     """The folder of a run with these settings of experiments, by name."""
-    from structured_voronoi.run.stored import describe
-    from structured_voronoi.storage import Store
+    from structured_voronoi.storage.packing import describe
+    from structured_voronoi.storage.store import Store
 
     store = Store(folder, resume)
     try:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from structured_voronoi.storage import MANIFEST, DamagedError, Manifest, read_manifest
+from structured_voronoi.storage.store import MANIFEST, DamagedError, Manifest, read_manifest
 
 Folder = Annotated[Path, Parameter(help="The folder that was given as --checkpoint.")]
 SHOWN_TEXTS = 3
@@ -72,7 +72,7 @@ def _some_texts(folder: Path, manifest: Manifest) -> list[str]:
     batches = sorted(name for name in manifest.parts if name.startswith(("batch-", "texts-")))
     if manifest.kind != "texts" or not batches:
         return []
-    from structured_voronoi.run.stored import unpack
+    from structured_voronoi.storage.packing import unpack
 
     texts = unpack(manifest.read(folder, batches[0]))["texts"]
     return [str(text["text"]) for text in texts[:SHOWN_TEXTS]]

@@ -159,7 +159,7 @@ def sample(
         lines, batches = None, stack.enter_context(contextlib.closing(fulfil(request, say, say)))
         for batch in batches:
             if out is not None:
-                from structured_voronoi.storage import LineFile
+                from structured_voronoi.storage.store import LineFile
 
                 lines = lines or stack.enter_context(LineFile(out))
                 lines.write([json.dumps(text.line(), ensure_ascii=False, allow_nan=False) for text in batch])

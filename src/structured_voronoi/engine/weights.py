@@ -146,7 +146,7 @@ def error_bound(weight: Float[ndarray, " try"], cap: float, most: float) -> floa
     """95 % upper limit of E[(w - c)+] / E[w], the largest of three.
 
     One expects more weights above the cap than were seen (Poisson). One is of texts that no try has found, whose
-    weight is a multiple of the largest one seen and whose probability is at most 3 / n. One has a heavier tail than was fitted.
+    weight is twice the largest one seen and whose probability is at most 3 / n. One has a heavier tail than was fitted.
     """
     total = float(weight.sum())
     if cap >= most or not total:
@@ -158,7 +158,9 @@ def error_bound(weight: Float[ndarray, " try"], cap: float, most: float) -> floa
     unseen = 3 * max(0.0, min(most, UNSEEN_FACTOR * largest) - cap) / total
     if tail is not None:
         high = tail.means(tail.shape + 1.64 * tail.error)
-        ordered[-tail.size :] = np.minimum(np.maximum(high, ordered[-tail.size :]), min(most, MAX_UNSEEN_FACTOR * largest))
+        ordered[-tail.size :] = np.minimum(
+            np.maximum(high, ordered[-tail.size :]), min(most, MAX_UNSEEN_FACTOR * largest)
+        )
     heavier = np.maximum(ordered - cap, 0).sum() / ordered.sum()
     return float(min(1.0, max(more, unseen, heavier)))
 

@@ -270,7 +270,7 @@ def refine(
     with torch.enable_grad():
         for step, some in enumerate(drawn.view(steps, settings.batch)):
             rows, position = places[some].T
-            log_value = sum(trainer.log_value(rows, position) for trainer in trainers)
+            log_value = torch.stack([trainer.log_value(rows, position) for trainer in trainers]).sum(0)
             label, value = labels[rows, position], log_value.detach().exp()
             slope = (value - label) / (value + label).clamp(min=1e-30)
             optimiser.zero_grad(set_to_none=True)

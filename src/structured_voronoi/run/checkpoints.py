@@ -17,9 +17,9 @@ from structured_voronoi.lookahead.lookahead import Lookahead
 from structured_voronoi.lookahead.reading import few_texts, identify
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.run.presets import Plan, Scale, text_sampler
-from structured_voronoi.run.stored import changed, changes, check_storable, describe, pack, unpack
 from structured_voronoi.stopping import Stopping
-from structured_voronoi.storage import Store
+from structured_voronoi.storage.packing import changed, changes, check_storable, describe, pack, unpack
+from structured_voronoi.storage.store import Store
 
 SECONDS, FIRST = 30.0, 1.0
 """Between two writes; the first come sooner, each after twice the time of the one before."""
@@ -161,9 +161,11 @@ class Checkpoint:
         """How a sampler differs from the one it was made of; its lookaheads have folders of their own."""
         folders = (f"{name}-lookahead-{number}" for number in count())
 
-        def put(lookahead: Lookahead) -> str:
+        def put(value: Any) -> str | None:
+            if not isinstance(value, Lookahead):
+                return None
             folder = next(folders)
-            self._put_lookahead(folder, lookahead)
+            self._put_lookahead(folder, value)
             return folder
 
         self.put(name, changes(base, made, type(base).__name__, put))

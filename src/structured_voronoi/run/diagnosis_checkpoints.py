@@ -16,9 +16,9 @@ from structured_voronoi.run.diagnosis_records import Record, find_scale, name_sa
 from structured_voronoi.run.presets import Plan, text_sampler
 from structured_voronoi.run.spread import SPLIT
 from structured_voronoi.run.spread_chains import split_chains
-from structured_voronoi.run.stored import unpack
 from structured_voronoi.run.texts import Batch
-from structured_voronoi.storage import Manifest, read_manifest
+from structured_voronoi.storage.packing import unpack
+from structured_voronoi.storage.store import Manifest, read_manifest
 
 
 def read_checkpoint(folder: Path) -> dict[str, Record]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -303,7 +304,7 @@ def _draw_by_engine(
         outcomes.append(found)
     conclude(_engine_line(request, name, count, found))
     for prompt, bound in enumerate(found.error_bound):
-        if bound > request.tolerance and name == "adaptive" and bound > 2 * request.tolerance:
+        if bound > max(2 * request.tolerance, 0.5 / math.sqrt(request.n)):  # half the standard error of a share
             where = f"prompt {prompt + 1}: " if len(targets) > 1 else ""
             conclude(f"{where}warning: the error bound is {bound:.2g}; draw more texts, or loosen the controls.")
 
@@ -406,7 +407,7 @@ def plan_prompt(request: Request, target: LanguageModel | Controlled, kept: Chec
 
 def _described(request: Request, model: LanguageModel) -> dict[str, Any]:
     """Everything that the texts depend on besides the target, as a checkpoint keeps it."""
-    from structured_voronoi.run.stored import describe
+    from structured_voronoi.storage.packing import describe
 
     how = ("progress", "checkpoint", "resume", "workers", "time_limit", "control_timeout")
     left_out = (*how, "model", "prompts", "controls")

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from structured_voronoi.errors import SamplingError, one_line
-from structured_voronoi.storage import Store
+from structured_voronoi.storage.store import Store
 
 KEEPER: ContextVar[ResultKeeper | None] = ContextVar("keeper", default=None)
 

@@ -127,7 +127,7 @@ def estimate(
     except NoBoundError as error:
         raise NoBoundError("a probability needs controls with a bound; declare one that no score exceeds") from error
     if kept is not None:
-        from structured_voronoi.run.stored import describe
+        from structured_voronoi.storage.packing import describe
 
         asked: dict[str, Any] = {"texts": texts, "seed": seed, "monte_carlo": monte_carlo}
         kept.begin(KIND, problem, {**asked, "lookahead": describe(lookahead)})

@@ -155,7 +155,7 @@ def sample(
             sampler = tune(sampler, problem, seed, start)
         else:
             from structured_voronoi.run.checkpoints import open_checkpoint
-            from structured_voronoi.run.stored import describe, describe_sampler
+            from structured_voronoi.storage.packing import describe, describe_sampler
 
             kept = stack.enter_context(open_checkpoint(checkpoint, True, workers, KIND))
             more = {"keep_warmup": keep_warmup, "start": describe(start), "sampler": describe_sampler(sampler)}

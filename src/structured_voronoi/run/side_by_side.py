@@ -10,9 +10,9 @@ from typing import Any
 from structured_voronoi.errors import one_line
 from structured_voronoi.progress import progress_bar
 from structured_voronoi.run.kept_results import KEEPER
-from structured_voronoi.run.processes import Processes
-from structured_voronoi.run.stored import unpack
-from structured_voronoi.run.workers import Crew, Work, answered, count_cores, use_one_core
+from structured_voronoi.storage.packing import unpack
+from structured_voronoi.workers.pool import Crew, Work, answered, count_cores, use_one_core
+from structured_voronoi.workers.processes import Processes
 
 
 def side_by_side(

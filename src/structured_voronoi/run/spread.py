@@ -24,9 +24,9 @@ from structured_voronoi.errors import SamplingError
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.progress import Tick, progress_bar, silence
 from structured_voronoi.run.checkpoints import SUFFIX, Checkpoint, fingerprint
-from structured_voronoi.run.processes import Processes
-from structured_voronoi.run.workers import Crew, Prepare, Report, Workers
-from structured_voronoi.storage import Store
+from structured_voronoi.storage.store import Store
+from structured_voronoi.workers.pool import Crew, Prepare, Report, Workers
+from structured_voronoi.workers.processes import Processes
 
 SPLIT = f"split{SUFFIX}"
 """The part that says for how many workers a run was split."""
@@ -236,7 +236,7 @@ def hire(workers: int | str, folder: Path) -> Workers:
         )
     if found[1]:
         return Processes(int(found[1]))
-    from structured_voronoi.run.ray_workers import RayWorkers
+    from structured_voronoi.workers.ray_cluster import RayWorkers
 
     return RayWorkers(f"ray://{found[4]}" if found[4] else None, int(found[3]) if found[3] else None, folder)
 

@@ -13,8 +13,8 @@ from structured_voronoi.contracts import Sampler, Start, Target
 from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.run.sampling import Recorder, advance
 from structured_voronoi.run.spread import SpreadCheckpoint, Task, check_same, task_checkpoint, tick_to
-from structured_voronoi.run.workers import Report, Work, use_one_core
 from structured_voronoi.streams import Rng
+from structured_voronoi.workers.pool import Report, Work, use_one_core
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from structured_voronoi.run.texts import (
     name_of_batch,
     name_of_place,
 )
-from structured_voronoi.run.workers import Report, Work, use_one_core
 from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.language_model import LanguageModel
+from structured_voronoi.workers.pool import Report, Work, use_one_core
 
 
 class ToDraw(NamedTuple):

@@ -18,8 +18,8 @@ from structured_voronoi.lookahead.lookahead import Lookahead, restore, untrained
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.run.checkpoints import Checkpoint
 from structured_voronoi.run.spread import SpreadCheckpoint, Task, Ticked, check_same, task_checkpoint
-from structured_voronoi.run.workers import Report, use_one_core
-from structured_voronoi.run.workers import Work as WorkerFunction
+from structured_voronoi.workers.pool import Report, use_one_core
+from structured_voronoi.workers.pool import Work as WorkerFunction
 
 
 @dataclass

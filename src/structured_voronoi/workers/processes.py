@@ -16,7 +16,7 @@ from multiprocessing.context import SpawnProcess
 from typing import Any, NamedTuple
 
 from structured_voronoi.errors import SamplingError
-from structured_voronoi.run.workers import Event, Failed, Lost, Said, event_of, respond
+from structured_voronoi.workers.pool import Event, Failed, Lost, Said, event_of, respond
 
 PR_SET_PDEATHSIG = 1
 SAFE_PATH = "PYTHONSAFEPATH"

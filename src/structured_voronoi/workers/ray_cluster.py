@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from structured_voronoi.errors import SamplingError, one_line
-from structured_voronoi.run.workers import Event, Lost, Said, Work, count_cores, event_of, respond
-from structured_voronoi.storage import RAY
+from structured_voronoi.storage.store import RAY
+from structured_voronoi.workers.pool import Event, Lost, Said, Work, count_cores, event_of, respond
 
 ANSWER_SECONDS = 5.0
 """How long a cluster may take to answer before it is taken to be out of reach."""

@@ -19,7 +19,6 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from structured_voronoi.errors import SamplingError
-from structured_voronoi.lookahead.lookahead import Lookahead
 
 REAL = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64} | {
     torch.float16,
@@ -165,12 +164,15 @@ def digest(tensors: dict[str, Any]) -> str:
     return found.hexdigest()[:16]
 
 
-def changes(base: Any, made: Any, path: str, put: Callable[[Lookahead], str]) -> Any:
-    """How a tuned sampler differs from the one that was given, as JSON; ``put`` keeps a lookahead and names it."""
+def changes(base: Any, made: Any, path: str, put: Callable[[Any], str | None]) -> Any:
+    """How a tuned sampler differs from the one that was given, as JSON.
+
+    ``put`` stores a lookahead elsewhere and returns its name; it returns None for anything else.
+    """
     if made is base:
         return {}
-    if isinstance(made, Lookahead):
-        return {"lookahead": put(made)}
+    if (name := put(made)) is not None:
+        return {"lookahead": name}
     if _is_plain(made):
         return {"plain": made}
     if isinstance(made, tuple) and isinstance(base, tuple) and len(made) == len(base):
@@ -187,7 +189,7 @@ def changes(base: Any, made: Any, path: str, put: Callable[[Lookahead], str]) ->
     )
 
 
-def changed(base: Any, described: dict[str, Any], get: Callable[[str], Lookahead]) -> Any:
+def changed(base: Any, described: dict[str, Any], get: Callable[[str], Any]) -> Any:
     """The tuned sampler again, from the one that was given and how it differed."""
     for kind, content in described.items():
         if kind == "plain":

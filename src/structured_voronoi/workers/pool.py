@@ -1,8 +1,8 @@
 """Tasks for several workers at once. A worker that dies is replaced, and its task is run again.
 
 A worker prepares itself once, by loading a model for example, and then does one task after another. `Crew` hands the
-tasks out; where they are done is a matter of `Workers`: processes on this machine (run/processes.py), or actors of a
-Ray cluster (run/ray_workers.py). What goes to and fro is bytes. Workers are sent Python objects, those of the user
+tasks out; where they are done is a matter of `Workers`: processes on this machine (processes.py), or actors of a
+Ray cluster (ray_cluster.py). What goes to and fro is bytes. Workers are sent Python objects, those of the user
 among them, which are pickled (`packed`). What they answer is data (`answered`, `event_of`), which is not.
 """
 
@@ -21,7 +21,7 @@ import torch
 
 from structured_voronoi import errors
 from structured_voronoi.errors import SamplingError, one_line
-from structured_voronoi.run.stored import pack, unpack
+from structured_voronoi.storage.packing import pack, unpack
 
 Report = Callable[[Any], None]
 """Tells the driver something in the middle of a task: data, as `stored.pack` takes it."""

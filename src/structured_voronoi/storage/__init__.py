@@ -1,0 +1,1 @@
+"""Files of runs: checkpoints, JSONL, locks, and the packing of tensors without pickle."""
