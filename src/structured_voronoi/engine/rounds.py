@@ -99,6 +99,8 @@ class Rounds:
     _released: list[set[tuple[int, int]]] = field(default_factory=list)
     _observed: list[tuple[int, Observed, np.ndarray]] = field(default_factory=list)
     _learnings: int = 0
+    _learnt_from: dict[int, int] = field(default_factory=dict)
+    """Of each proposal, the number of tries when it was last learnt from."""
 
     def __post_init__(self) -> None:
         self._next = [0] * len(self.problems)
@@ -148,8 +150,7 @@ class Rounds:
         proposal, settings = self.proposals[self.current], self.settings
         open_prompts = [prompt for prompt in range(len(self.problems)) if self.missing(prompt) > 0]
         size = self._round_size(proposal, open_prompts)
-        recorded = sum(len(observed.tokens) for number, observed, _ in self._observed if number == self.current)
-        is_observed = settings.learns and recorded < settings.max_learning_tries and self.tolerance > 0
+        is_observed = settings.learns and self._recorded() < settings.max_learning_tries and self.tolerance > 0
         rows = min(settings.batch_rows, math.ceil(size * len(open_prompts) / self.source.split / BLOCK) * BLOCK)
         works: list[Work] = []
         for group in self._groups(open_prompts):
@@ -242,7 +243,8 @@ class Rounds:
     def _choose_proposal(self) -> None:
         """Learn a new proposal where that is expected to pay, else go on with the best one so far."""
         if not self.measures:
-            self.current = max(range(len(self.proposals)), key=lambda number: self._rate(self.proposals[number]))
+            numbers = range(len(self.proposals))
+            self.current = max(numbers, key=lambda number: (self._rate(self.proposals[number]), number))
         if self._should_learn():
             self._learn()
 
@@ -254,11 +256,13 @@ class Rounds:
         settings, proposal = self.settings, self.proposals[self.current]
         if not self._may_learn():
             return False
-        recorded = sum(len(seen.tokens) for number, seen, _ in self._observed if number == self.current)
+        recorded = self._recorded()
         missing = sum(max(0.0, self.missing(prompt)) for prompt in range(len(self.problems)))
         rate = max(self._rate(proposal), 0.5 / proposal.count())
         least, most = settings.min_learning_tries, self._learning_tries()
         if recorded < (most if self.measures else min(most, max(least, missing / rate / 4))):
+            return False
+        if recorded < 2 * self._learnt_from.get(self.current, 0):  # what it taught before was no better than itself
             return False
         if proposal.is_plain and not learnable(self._joined(), proposal.lookahead):
             self._learnings += self.measures and recorded >= settings.max_learning_tries and settings.max_learnings
@@ -267,6 +271,10 @@ class Rounds:
             return effective_share(proposal.weight()) < (0.2 if proposal.is_plain else 0.1) and missing > 0
         afterwards = 4 * rate ** (-1 / 3) if proposal.is_plain else 0.5 / rate
         return missing / rate > self._learning_cost() + missing * afterwards
+
+    def _recorded(self) -> int:
+        """Tries of the current proposal that can be learnt from."""
+        return sum(len(seen.tokens) for number, seen, _ in self._observed if number == self.current)
 
     def _learning_tries(self) -> int:
         """Tries to learn from: with N of them, a text costs about 40,000 / N proposals, so that √(40,000 n) is best."""
@@ -288,6 +296,7 @@ class Rounds:
         """A new proposal from all tries that were recorded."""
         self._learnings += 1
         proposal = self.proposals[self.current]
+        self._learnt_from[self.current] = self._recorded()
 
         def make() -> Lookahead:
             if proposal.is_plain:
@@ -317,12 +326,12 @@ class Rounds:
         tries = sum(proposal.count() for proposal in self.proposals)
         if tries < self.settings.max_fruitless_tries or any((one.weight() > 0).any() for one in self.proposals):
             return
-        problem = self.problems[0]
+        problem, plain = self.problems[0], sum(one.count() for one in self.proposals if one.is_plain)
         last = self.proposals[self.current].tries(next(iter(self.proposals[self.current].batches)))
         reason = problem.why_impossible(last.tokens[-256:].to(problem.device)) if problem.why_impossible else ""
         raise NoStartError(
             f"none of {tries:,} tries satisfied the controls{f' ({reason})' if reason else ''}: their probability is "
-            f"below {3 / tries:.2g} (95 % limit); loosen a control, or give a prompt that leads there"
+            f"below {3 / plain:.2g} (95 % limit); loosen a control, or give a prompt that leads there"
         )
 
     # release
