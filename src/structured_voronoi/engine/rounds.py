@@ -331,7 +331,7 @@ class Rounds:
         reason = problem.why_impossible(last.tokens[-256:].to(problem.device)) if problem.why_impossible else ""
         raise NoStartError(
             f"none of {tries:,} tries satisfied the controls{f' ({reason})' if reason else ''}: their probability is "
-            f"below {3 / plain:.2g} (95 % limit); loosen a control, or give a prompt that leads there"
+            f"below {min(1.0, 3 / max(1, plain)):.2g} (95 % limit); loosen a control, or give a prompt that leads there"
         )
 
     # release
