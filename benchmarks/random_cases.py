@@ -14,6 +14,7 @@ with its default settings. A line gives P(controls), the proposals per accepted 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
 import re
@@ -33,6 +34,7 @@ from structured_voronoi.engine.estimates import estimate_probability
 from structured_voronoi.engine.rounds import Rounds
 from structured_voronoi.engine.settings import EngineSettings
 from structured_voronoi.engine.source import LocalSource
+from structured_voronoi.errors import NoStartError
 from structured_voronoi.lookahead.lookahead import Lookahead, untrained
 from structured_voronoi.lookahead.settings import LookaheadSettings
 from structured_voronoi.problem.problem import bind
@@ -139,7 +141,9 @@ def measure(model: str, case: Case, texts: int, max_tries: int, settings: Engine
     source = TimedSource([target], 0, settings)
     run = Rounds([bind(target)], source, texts, 0, 0.003, settings)
     run.should_stop = lambda: sum(one.count() for one in run.proposals) >= max_tries
-    began, accepted = time.process_time(), sum(len(part) for part in run.run())
+    began, accepted = time.process_time(), 0
+    with contextlib.suppress(NoStartError):  # no try satisfied the controls
+        accepted = sum(len(part) for part in run.run())
     last = run.proposals[run.current]
     tries = sum(one.count() for one in run.proposals)
     found = estimate_probability(last.tries(0).log_weight.numpy(), tries, last.is_plain)
