@@ -277,9 +277,9 @@ class Rounds:
         return sum(len(seen.tokens) for number, seen, _ in self._observed if number == self.current)
 
     def _learning_tries(self) -> int:
-        """Tries to learn from: with N of them, a text costs about 40,000 / N proposals, so that √(40,000 n) is best."""
+        """Tries to learn from: with N of them, a text costs about 10,000 / N proposals, so that √(10,000 n) is best."""
         settings, texts = self.settings, self.wanted * len(self.problems)
-        best = math.ceil(math.sqrt(40_000 * (texts if not self.measures else 8)) / BLOCK) * BLOCK
+        best = math.ceil(math.sqrt(10_000 * (texts if not self.measures else 32)) / BLOCK) * BLOCK
         return min(max(settings.min_learning_tries, best), settings.max_learning_tries)
 
     def _learning_cost(self) -> float:
