@@ -120,8 +120,8 @@ def test_settings_are_described_alike_in_every_process() -> None:
 def test_tuned_settings_are_found_again() -> None:
     given = sv.Cycle(sv.SVS(), sv.PNCG(2.0))
     tuned = sv.Cycle(sv.SVS(0.3), given.samplers[1])
-    described = changes(given, tuned, "Cycle", lambda _: "")
+    described = changes(given, tuned, "Cycle", lambda _: None)
     assert changed(given, described, lambda _: None) == tuned
-    assert changed(given, changes(given, given, "Cycle", lambda _: ""), lambda _: None) is given
+    assert changed(given, changes(given, given, "Cycle", lambda _: None), lambda _: None) is given
     with pytest.raises(sv.SamplingError, match="Cycle was tuned to a object, which a checkpoint cannot hold"):
-        changes(given, object(), "Cycle", lambda _: "")
+        changes(given, object(), "Cycle", lambda _: None)

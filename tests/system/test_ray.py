@@ -9,7 +9,8 @@ import pytest
 
 import structured_voronoi as sv
 from helpers import svs
-from structured_voronoi.run import checkpoints, ray_workers
+from structured_voronoi.run import checkpoints
+from structured_voronoi.workers import ray_cluster
 from system.fragile import Fragile
 
 pytestmark = pytest.mark.skipif(
@@ -34,8 +35,8 @@ def test_two_workers_of_which_one_is_killed_draw_what_one_process_draws(
 ) -> None:
     monkeypatch.setattr(checkpoints, "SECONDS", 0.0)  # every step is kept
     folders: list[str] = []
-    in_folder = ray_workers._short_folder
-    monkeypatch.setattr(ray_workers, "_short_folder", lambda folder: in_folder(folders.append(str(folder)) or folder))
+    in_folder = ray_cluster._short_folder
+    monkeypatch.setattr(ray_cluster, "_short_folder", lambda folder: in_folder(folders.append(str(folder)) or folder))
     target, sampler = Fragile(tmp_path, fatal=20), sv.SVS(scale=0.6)
     spread = sv.sample(target, sampler, **SETTINGS, checkpoint=tmp_path / "run", workers="ray:2")
     assert target.mark.exists()

@@ -20,7 +20,8 @@ MIN_TAIL = 5
 """Weights without which no tail is fitted."""
 PRIOR_SHAPE, PRIOR_WEIGHT = 0.5, 10
 """The shape that a fit is pulled towards, as if by so many weights more."""
-
+CAP_TAIL_SHARE = 0.5
+"""Largest share of the sum of weights in the tail from which caps are computed."""
 MAX_SHAPE = 0.95
 """A tail of a larger shape has no mean."""
 UNSEEN_FACTOR = 2.0
@@ -53,18 +54,18 @@ class Tail(NamedTuple):
         return self.threshold + self.scale * excess
 
 
-def fit_tail(weight: Float[ndarray, " try"]) -> Tail | None:
+def fit_tail(weight: Float[ndarray, " try"], max_share: float = 1.0) -> Tail | None:
     """The tail of the positive weights; None where there are too few, or where the largest are alike.
 
-    It has the largest weights that make up half of the sum, and no more than a fifth of all weights or 3√n. Without the
-    first limit, a few large weights above many negligible ones would look like a heavy tail.
+    It has at most a fifth of all weights or 3√n. With a ``max_share`` it has at most the largest weights that make up
+    this share of the sum: otherwise a few large weights above many negligible ones look like a heavy tail.
     """
     positive = np.sort(weight[weight > 0])
     count = min(len(positive) // 5, math.ceil(3 * math.sqrt(len(positive))))
     if count < MIN_TAIL:
         return None
-    half = int(np.searchsorted(np.cumsum(positive[::-1]), positive.sum() / 2))
-    count = max(MIN_TAIL, min(count, half))
+    within = int(np.searchsorted(np.cumsum(positive[::-1]), max_share * positive.sum()))
+    count = max(MIN_TAIL, min(count, within))
     threshold = positive[-count - 1]
     above = positive[-count:] - threshold
     above = above[above > 0]
@@ -117,12 +118,12 @@ def find_caps(weight: Float[ndarray, " try"], tolerance: float, most: float, rel
     """
     if tolerance == 0 or not (weight > 0).any():
         return Caps(np.full(len(weight), most), 0.0)
-    tail = fit_tail(weight)
+    tail = fit_tail(weight, CAP_TAIL_SHARE)
     common = min(most, _cap(weight, tail, tolerance))
     cap = np.full(len(weight), common)
     for one in np.nonzero(weight > (common / 2 if tail is None else tail.threshold))[0]:
         others = np.delete(weight, one)
-        cap[one] = min(most, _cap(others, fit_tail(others), tolerance))
+        cap[one] = min(most, _cap(others, fit_tail(others, CAP_TAIL_SHARE), tolerance))
     return Caps(cap, error_bound(weight, min(common, released), most))
 
 
@@ -151,7 +152,7 @@ def error_bound(weight: Float[ndarray, " try"], cap: float, most: float) -> floa
     total = float(weight.sum())
     if cap >= most or not total:
         return 0.0
-    ordered, tail = np.sort(weight), fit_tail(weight)
+    ordered, tail = np.sort(weight), fit_tail(weight, CAP_TAIL_SHARE)
     excess, largest = np.maximum(ordered - cap, 0), ordered[-1]
     above = int((excess > 0).sum())
     more = excess.sum() * stats.chi2.ppf(0.95, 2 * above + 2) / (2 * max(1, above)) / total
