@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 import structured_voronoi as sv
-from structured_voronoi.contracts import Chains
+from structured_voronoi.core.contracts import Chains
+from structured_voronoi.engine.checkpoint import SECONDS, SHARE, Checkpoint
 from structured_voronoi.problem.problem import bind
-from structured_voronoi.run.checkpoints import SECONDS, SHARE, Checkpoint
-from structured_voronoi.run.presets import text_sampler
+from structured_voronoi.samplers.registry import text_sampler
 
 WRITES = 7
 

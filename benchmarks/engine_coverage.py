@@ -20,15 +20,15 @@ import torch
 from torch import Tensor
 
 from structured_voronoi.controls.predicate import Predicate
-from structured_voronoi.engine.estimates import estimate_probability
 from structured_voronoi.engine.proposals import Proposal
 from structured_voronoi.engine.rounds import Rounds
 from structured_voronoi.engine.settings import EngineSettings
 from structured_voronoi.engine.source import LocalSource
 from structured_voronoi.experiments.exactness.truth import LENGTH, PROMPT, WORDS, ListedTexts
+from structured_voronoi.metrics.probability import estimate_probability
 from structured_voronoi.problem.problem import bind
-from structured_voronoi.run.side_by_side import side_by_side
 from structured_voronoi.targets.language_model import LanguageModel
+from structured_voronoi.workers.side_by_side import side_by_side
 
 PATTERNS = ("restaurant.*and a", "cheap.*expensive", "pub diner.*diner", "expensive and.*and", "cheap a.*place")
 """Regular expressions with probabilities of about 1e-1, 1e-2, 1e-3, 1e-4 and 1e-5."""

@@ -15,6 +15,7 @@ import torch
 from scipy import stats
 
 import structured_voronoi as sv
+from structured_voronoi.engine.sampling import start_chains
 from structured_voronoi.experiments.control.combined import CASES, Settings, make_controls
 from structured_voronoi.experiments.control.foods import train_food_guide
 from structured_voronoi.experiments.control.guiding import measure_guided
@@ -22,7 +23,6 @@ from structured_voronoi.experiments.text.models import prepare_model
 from structured_voronoi.metrics.divergence import difference
 from structured_voronoi.problem.drawing import log_bound
 from structured_voronoi.problem.problem import bind
-from structured_voronoi.run.sampling import start_chains
 
 TURNS, TOGETHER, TRIED = 4, 512, 24
 """How often both are timed; guided texts that are drawn together, and texts of rejection."""

@@ -24,7 +24,8 @@ import torch
 import xarray  # noqa: F401 (so that it is imported once and not in every process)
 
 import structured_voronoi as sv
-from structured_voronoi.contracts import Chains
+from structured_voronoi.core.contracts import Chains
+from structured_voronoi.engine import checkpoint as checkpoints
 from structured_voronoi.engine.settings import EngineSettings
 from structured_voronoi.lookahead.settings import LookaheadSettings
 from structured_voronoi.models import unfinished
@@ -34,7 +35,6 @@ from structured_voronoi.models.corpora import Corpus
 from structured_voronoi.models.loading import load_model
 from structured_voronoi.models.restaurants import descriptions
 from structured_voronoi.models.training import Recipe, train_language_model
-from structured_voronoi.run import checkpoints
 from structured_voronoi.samplers import svs
 from structured_voronoi.targets.tabular import AutoregressiveTable
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 
 import structured_voronoi as sv
+from structured_voronoi.core.progress import progress_bar
+from structured_voronoi.engine.probability import Probability
 from structured_voronoi.problem.drawing import ancestral_draw
 from structured_voronoi.problem.problem import bind
-from structured_voronoi.progress import progress_bar
-from structured_voronoi.run.probability import Probability
 
 CASES = (("Italian", "river"), ("Italian", "riverside", "family"), ("Italian", "river", "family"))
 LENGTH, BLOCK, SEED = 20, 512, 0

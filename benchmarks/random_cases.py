@@ -30,15 +30,15 @@ import torch
 import structured_voronoi as sv
 from structured_voronoi.controls.parsing import parse_control
 from structured_voronoi.controls.predicate import Predicate
-from structured_voronoi.engine.estimates import estimate_probability
+from structured_voronoi.core.errors import NoStartError
+from structured_voronoi.core.streams import Rng
 from structured_voronoi.engine.rounds import Rounds
 from structured_voronoi.engine.settings import EngineSettings
 from structured_voronoi.engine.source import LocalSource
-from structured_voronoi.errors import NoStartError
 from structured_voronoi.lookahead.lookahead import Lookahead, untrained
 from structured_voronoi.lookahead.settings import LookaheadSettings
+from structured_voronoi.metrics.probability import estimate_probability
 from structured_voronoi.problem.problem import bind
-from structured_voronoi.streams import Rng
 
 PROMPTS = {
     "bundled": ["", "Near the", "The"],

@@ -37,15 +37,15 @@ from hypothesis import strategies as st
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import structured_voronoi as sv
+from structured_voronoi.cli.prompt_files import read_prompts
 from structured_voronoi.controls import BUNDLED_CONTROLS
-from structured_voronoi.errors import one_line
+from structured_voronoi.core.errors import one_line
 from structured_voronoi.lookahead.lookahead import untrained
 from structured_voronoi.models.corpora import Corpus, labelled_texts, load_corpus
 from structured_voronoi.models.loading import BUNDLED
 from structured_voronoi.models.restaurants import descriptions
 from structured_voronoi.models.training import UNFINISHED, Recipe, train_language_model
 from structured_voronoi.problem.problem import bind
-from structured_voronoi.run.prompt_files import read_prompts
 from system.commands import as_if_fresh
 from system.gguf_files import write_gguf
 

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import structured_voronoi as sv
+from structured_voronoi.core.streams import Rng
 from structured_voronoi.experiments.report import new_figure
 from structured_voronoi.geometry.cells import cells_of
 from structured_voronoi.geometry.memo import Proposal
@@ -23,7 +24,6 @@ from structured_voronoi.geometry.motion import CLOSED, OPEN, Journey, Particle, 
 from structured_voronoi.lookahead.lookahead import Lookahead, Weighed
 from structured_voronoi.problem.drawing import ancestral_draw
 from structured_voronoi.problem.problem import Problem, bind
-from structured_voronoi.streams import Rng
 
 WORDS = ("cheap", "moderate", "dear", "pub", "restaurant", "diner", "bistro")
 PROBABILITIES = torch.tensor([0.20, 0.10, 0.05, 0.25, 0.20, 0.08, 0.12], dtype=torch.float64)

@@ -14,28 +14,28 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from structured_voronoi import controls as controls
     from structured_voronoi import verify as verify
-    from structured_voronoi.contracts import Info as Info
-    from structured_voronoi.errors import SamplingError as SamplingError
+    from structured_voronoi.baselines.cold import COLD as COLD
+    from structured_voronoi.baselines.fudge import Fudge as Fudge
+    from structured_voronoi.baselines.hmc import HMC as HMC
+    from structured_voronoi.baselines.langevin import Langevin as Langevin
+    from structured_voronoi.baselines.mucola import MuCoLa as MuCoLa
+    from structured_voronoi.baselines.smc import SMC as SMC
+    from structured_voronoi.core.contracts import Info as Info
+    from structured_voronoi.core.errors import SamplingError as SamplingError
+    from structured_voronoi.core.streams import Rng as Rng
+    from structured_voronoi.engine.generation import generate as generate
+    from structured_voronoi.engine.probability import probability as probability
+    from structured_voronoi.engine.sampling import sample as sample
+    from structured_voronoi.engine.stored_runs import diagnose as diagnose
     from structured_voronoi.lookahead.lookahead import Lookahead as Lookahead
-    from structured_voronoi.run.diagnosis_files import diagnose as diagnose
-    from structured_voronoi.run.generation import generate as generate
-    from structured_voronoi.run.probability import probability as probability
-    from structured_voronoi.run.sampling import sample as sample
     from structured_voronoi.samplers.ancestral import Ancestral as Ancestral
-    from structured_voronoi.samplers.cold import COLD as COLD
     from structured_voronoi.samplers.cycle import Cycle as Cycle
-    from structured_voronoi.samplers.fudge import Fudge as Fudge
     from structured_voronoi.samplers.guided import Guided as Guided
     from structured_voronoi.samplers.gwg import GibbsWithGradients as GibbsWithGradients
-    from structured_voronoi.samplers.hmc import HMC as HMC
-    from structured_voronoi.samplers.langevin import Langevin as Langevin
-    from structured_voronoi.samplers.mucola import MuCoLa as MuCoLa
     from structured_voronoi.samplers.pncg import PNCG as PNCG
     from structured_voronoi.samplers.refresh import Refresh as Refresh
     from structured_voronoi.samplers.rejection import Rejection as Rejection
-    from structured_voronoi.samplers.smc import SMC as SMC
     from structured_voronoi.samplers.svs import SVS as SVS
-    from structured_voronoi.streams import Rng as Rng
     from structured_voronoi.targets.categorical import CategoricalTarget as CategoricalTarget
     from structured_voronoi.targets.controlled import Controlled as Controlled
     from structured_voronoi.targets.language_model import LanguageModel as LanguageModel
@@ -44,27 +44,27 @@ if TYPE_CHECKING:
 
 # imported when first used, so that the command line answers at once
 _HOMES = {
-    "Rng": "streams",
-    "SamplingError": "errors",
-    "Info": "contracts",
-    "sample": "run.sampling",
-    "generate": "run.generation",
-    "diagnose": "run.diagnosis_files",
-    "probability": "run.probability",
+    "Rng": "core.streams",
+    "SamplingError": "core.errors",
+    "Info": "core.contracts",
+    "sample": "engine.sampling",
+    "generate": "engine.generation",
+    "diagnose": "engine.stored_runs",
+    "probability": "engine.probability",
     "SVS": "samplers.svs",
-    "HMC": "samplers.hmc",
-    "Langevin": "samplers.langevin",
-    "MuCoLa": "samplers.mucola",
-    "COLD": "samplers.cold",
+    "HMC": "baselines.hmc",
+    "Langevin": "baselines.langevin",
+    "MuCoLa": "baselines.mucola",
+    "COLD": "baselines.cold",
     "PNCG": "samplers.pncg",
     "GibbsWithGradients": "samplers.gwg",
     "Ancestral": "samplers.ancestral",
     "Refresh": "samplers.refresh",
     "Rejection": "samplers.rejection",
-    "Fudge": "samplers.fudge",
+    "Fudge": "baselines.fudge",
     "Cycle": "samplers.cycle",
     "Guided": "samplers.guided",
-    "SMC": "samplers.smc",
+    "SMC": "baselines.smc",
     "Lookahead": "lookahead.lookahead",
     "CategoricalTarget": "targets.categorical",
     "TabularTarget": "targets.tabular",

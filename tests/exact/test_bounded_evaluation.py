@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 import structured_voronoi as sv
+from structured_voronoi.engine.plan import plan_texts
+from structured_voronoi.engine.text_chains import TextRun
 from structured_voronoi.geometry import masses
 from structured_voronoi.geometry.cells import cells_of
 from structured_voronoi.geometry.motion import Rotation
 from structured_voronoi.problem.drawing import redraw
 from structured_voronoi.problem.problem import bind
-from structured_voronoi.run.presets import plan_texts
-from structured_voronoi.run.texts import TextRun
 
 LOGITS = """
 import sys

@@ -13,10 +13,11 @@ from torch import Tensor
 import structured_voronoi as sv
 from exact.test_language_models import FAMILIES, language_model, some_tokens
 from structured_voronoi.cli.ls import SAMPLERS
-from structured_voronoi.contracts import Chains, SoftReading
-from structured_voronoi.run.presets import INEXACT, TEXT_SAMPLERS, plan_texts, text_sampler
-from structured_voronoi.run.texts import TextRun, closing_line
-from structured_voronoi.streams import Rng
+from structured_voronoi.core.contracts import Chains, SoftReading
+from structured_voronoi.core.streams import Rng
+from structured_voronoi.engine.plan import INEXACT, plan_texts
+from structured_voronoi.engine.text_chains import TextRun, closing_line
+from structured_voronoi.samplers.registry import TEXT_SAMPLERS, text_sampler
 from structured_voronoi.targets.tabular import AutoregressiveTable
 from structured_voronoi.verify.claims import cases
 

@@ -13,12 +13,12 @@ import xarray
 from torch import Tensor
 
 import structured_voronoi as sv
-from structured_voronoi.contracts import REDRAW_LENGTHS, Info, blank_info
+from structured_voronoi.core.contracts import REDRAW_LENGTHS, Info, blank_info
+from structured_voronoi.diagnostics import records as diagnosis_records
+from structured_voronoi.diagnostics.diagnosis import Diagnosis, diagnose_record
+from structured_voronoi.diagnostics.records import DISTANCE, Record, mixing_of
 from structured_voronoi.lookahead.lookahead import untrained
 from structured_voronoi.problem.problem import bind
-from structured_voronoi.run import diagnosis_records
-from structured_voronoi.run.diagnosis import Diagnosis, diagnose_record
-from structured_voronoi.run.diagnosis_records import DISTANCE, Record, mixing_of
 from structured_voronoi.targets.tabular import AutoregressiveTable
 from structured_voronoi.verify import random_target
 
@@ -292,7 +292,7 @@ def test_warnings_are_told_to_whoever_watches(
     target = random_target(3, tokens=5, length=2, dimensions=3)
     draw(target, sv.SVS(scale=0.001), draws=30, progress=True)
     assert capsys.readouterr().err == "", "nobody watches"
-    monkeypatch.setattr("structured_voronoi.run.conclusion.is_watched", lambda: True)
+    monkeypatch.setattr("structured_voronoi.engine.conclusion.is_watched", lambda: True)
     draw(target, sv.SVS(scale=0.001), draws=30)
     assert capsys.readouterr().err == ""
     draw(target, sv.SVS(scale=0.001), draws=30, progress=True)

@@ -14,10 +14,10 @@ from torch import Tensor
 
 import structured_voronoi as sv
 from helpers import check_stationarity
-from structured_voronoi.contracts import Chains
+from structured_voronoi.core.contracts import Chains
+from structured_voronoi.core.streams import Rng
 from structured_voronoi.metrics.divergence import pooled_chi_square
 from structured_voronoi.problem.problem import bind
-from structured_voronoi.streams import Rng
 from structured_voronoi.targets.tabular import AutoregressiveTable
 from structured_voronoi.verify.twins import RejectionOfNothing
 

@@ -13,15 +13,15 @@ from torch import Tensor
 
 import structured_voronoi as sv
 from endings import END, LENGTH, SPELT, STOPS, EndForFree, ListedTexts, PaddingCounted, listed, network, words
-from structured_voronoi import progress
 from structured_voronoi.controls import Predicate
+from structured_voronoi.core import progress
+from structured_voronoi.core.streams import Rng, inverse_cdf
 from structured_voronoi.lookahead.lookahead import untrained
 from structured_voronoi.lookahead.settings import LookaheadSettings
 from structured_voronoi.metrics.text import perplexity
 from structured_voronoi.problem import drawing
 from structured_voronoi.problem.problem import bind
 from structured_voronoi.samplers import refresh
-from structured_voronoi.streams import Rng, inverse_cdf
 
 EVERY_STOP = pytest.mark.parametrize("stop", STOPS, ids=str)
 EVERY_ROW = torch.cartesian_prod(*[torch.arange(len(SPELT))] * LENGTH)

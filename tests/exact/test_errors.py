@@ -10,8 +10,8 @@ import torch
 
 import structured_voronoi as sv
 from helpers import ALL_SAMPLERS, boxed_target
+from structured_voronoi.core.streams import Rng
 from structured_voronoi.geometry.cells import cells_of
-from structured_voronoi.streams import Rng
 
 EMBEDDINGS = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]])
 TABLE = torch.zeros(3, 3)

@@ -8,7 +8,7 @@ import transformers
 from tokenizers import SentencePieceBPETokenizer, Tokenizer, models, pre_tokenizers, trainers
 
 import structured_voronoi as sv
-from structured_voronoi.streams import inverse_cdf
+from structured_voronoi.core.streams import inverse_cdf
 from structured_voronoi.targets.language_model import _repeated_rows
 
 TEXTS = ["the old mill serves soup by the river", "a small pub near the bridge", "fish and chips at the market"] * 4

@@ -23,19 +23,19 @@ from torch import Tensor
 
 import structured_voronoi as sv
 from helpers import check_stationarity
+from structured_voronoi.automata.expressions import CannotCompile, CharacterAutomaton
 from structured_voronoi.automata.patterns import compile_pattern
 from structured_voronoi.automata.vocabulary import TokenAutomaton, can_all_match, token_bytes
-from structured_voronoi.contracts import Pattern
 from structured_voronoi.controls.parsing import parse_control
-from structured_voronoi.engine.estimates import estimate_probability
+from structured_voronoi.core.contracts import Pattern
 from structured_voronoi.experiments.exactness.guided import lookaheads
-from structured_voronoi.expressions import CannotCompile, CharacterAutomaton
 from structured_voronoi.lookahead.heads import PatternHead, Reader
 from structured_voronoi.lookahead.learning import RETURNED, _Trainer, learn
 from structured_voronoi.lookahead.lookahead import Lookahead, Reading, untrained
 from structured_voronoi.lookahead.observing import Observed
 from structured_voronoi.lookahead.reading import REST, check_patterns
 from structured_voronoi.lookahead.settings import LookaheadSettings
+from structured_voronoi.metrics.probability import estimate_probability
 from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.samplers.guided import START_TRIES
 from structured_voronoi.targets.tabular import AutoregressiveTable

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import structured_voronoi as sv
-from structured_voronoi.contracts import Chains, blank_info
+from structured_voronoi.core.contracts import Chains, blank_info
 from structured_voronoi.geometry.memo import empty_memo
 from structured_voronoi.problem import problem as binding
 from structured_voronoi.problem.problem import bind
@@ -222,8 +222,8 @@ def test_geometry_is_built_once_for_a_target(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_texts_build_their_geometry_once_and_redraws_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    from structured_voronoi.run.presets import plan_texts
-    from structured_voronoi.run.texts import TextRun
+    from structured_voronoi.engine.plan import plan_texts
+    from structured_voronoi.engine.text_chains import TextRun
 
     counted, model = Counted(monkeypatch), sv.LanguageModel.load("bundled", length=4, suffix=" pub")
     list(TextRun(model, plan_texts(model, "svs+refresh", warmup=0), seed=0).draw(20))
@@ -314,7 +314,7 @@ def test_what_a_chain_remembers_is_bounded() -> None:
 
 def test_devices_without_float64_get_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on Apple's: everything that stays on the device is float32 then."""
-    from structured_voronoi import streams
+    from structured_voronoi.core import streams
     from structured_voronoi.samplers import rejection
 
     for module in (streams, rejection):
@@ -453,7 +453,7 @@ def test_states_that_the_model_finds_impossible_poison_nothing() -> None:
 
 
 def test_plans_know_where_chains_start_at_the_truth() -> None:
-    from structured_voronoi.run.presets import plan_texts
+    from structured_voronoi.engine.plan import plan_texts
 
     assert plan_texts(sv.LanguageModel.load("bundled", length=2), "refresh").starts_at_truth
     assert not plan_texts(masked_sentences(controlled=False), "refresh").starts_at_truth

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 import structured_voronoi as sv
+from structured_voronoi.baselines.smc import resampled
 from structured_voronoi.lookahead.lookahead import untrained
 from structured_voronoi.lookahead.reading import REST
 from structured_voronoi.lookahead.settings import LookaheadSettings
 from structured_voronoi.problem.drawing import redraw_by
 from structured_voronoi.problem.problem import bind
-from structured_voronoi.samplers.smc import resampled
 
 Keyword = sv.controls.Predicate.keyword
 

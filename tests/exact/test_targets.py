@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import structured_voronoi as sv
-from structured_voronoi.contracts import Enumerable
+from structured_voronoi.core.contracts import Enumerable
 from structured_voronoi.geometry.cells import cells_of
 from structured_voronoi.targets.categorical import TOY_PROBABILITIES, hypercube, toy
 

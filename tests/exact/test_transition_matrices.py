@@ -15,11 +15,11 @@ from scipy import stats
 from torch import Tensor
 
 import structured_voronoi as sv
+from structured_voronoi.core.streams import Rng
 from structured_voronoi.lookahead.lookahead import untrained
 from structured_voronoi.lookahead.settings import LookaheadSettings
 from structured_voronoi.problem.problem import bind
 from structured_voronoi.samplers import refresh
-from structured_voronoi.streams import Rng
 from structured_voronoi.targets.tabular import AutoregressiveTable
 from structured_voronoi.verify.twins import (
     GibbsWithoutReverse,

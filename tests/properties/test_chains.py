@@ -10,10 +10,10 @@ from torch import Tensor
 
 import structured_voronoi as sv
 from helpers import ALL_SAMPLERS, boxed_target
-from structured_voronoi.contracts import Chains, tune
+from structured_voronoi.core.contracts import Chains, tune
+from structured_voronoi.core.streams import Rng
 from structured_voronoi.geometry import motion
 from structured_voronoi.samplers import svs
-from structured_voronoi.streams import Rng
 
 CYCLES: dict[str, Any] = {
     "pncg, gibbs with gradients": sv.Cycle(sv.PNCG(step_size=2.0), sv.GibbsWithGradients()),

@@ -10,9 +10,9 @@ from torch import Tensor
 
 import structured_voronoi as sv
 from helpers import PROPERTY
+from structured_voronoi.core.streams import Rng
 from structured_voronoi.geometry.cells import Cells, cells_of
 from structured_voronoi.geometry.crossings import Crossing, Cursor, fresh_cursor, next_on_circle, next_on_line
-from structured_voronoi.streams import Rng
 
 GRID = 4001
 TURNS = 9.0

@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy import stats
 
-from structured_voronoi.streams import Rng, inverse_cdf, philox
+from structured_voronoi.core.streams import Rng, inverse_cdf, philox
 
 KNOWN_ANSWERS = [
     ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),

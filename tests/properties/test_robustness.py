@@ -8,10 +8,10 @@ from torch import Tensor
 
 import structured_voronoi as sv
 from helpers import boxed_target, energy_error, journey, outside, round_trip_failures, svs_of, with_embeddings
-from structured_voronoi.errors import SamplingError
+from structured_voronoi.core.errors import SamplingError
+from structured_voronoi.core.streams import Rng
 from structured_voronoi.geometry.cells import cells_of
 from structured_voronoi.geometry.motion import travel
-from structured_voronoi.streams import Rng
 from structured_voronoi.targets.categorical import toy
 
 KINDS = ["open", "closed", "uniform"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from structured_voronoi.errors import SamplingError
+from structured_voronoi.core.errors import SamplingError
 from structured_voronoi.storage import store as storage
 from structured_voronoi.storage.store import LOCK, MANIFEST, LineFile, Store, read_manifest
 

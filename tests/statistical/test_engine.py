@@ -14,8 +14,6 @@ import torch
 from scipy.stats import chisquare
 
 import structured_voronoi as sv
-from structured_voronoi.engine import weights
-from structured_voronoi.engine.estimates import estimate_probability
 from structured_voronoi.engine.proposals import Proposal
 from structured_voronoi.engine.rounds import Rounds, Work
 from structured_voronoi.engine.settings import EngineSettings
@@ -24,6 +22,8 @@ from structured_voronoi.engine.tries import Tries
 from structured_voronoi.experiments.exactness.truth import ListedTexts, tabulated
 from structured_voronoi.lookahead.lookahead import Lookahead, untrained
 from structured_voronoi.lookahead.settings import LookaheadSettings
+from structured_voronoi.metrics import weights
+from structured_voronoi.metrics.probability import estimate_probability
 from structured_voronoi.problem.problem import bind
 
 LEVEL = 1e-4

@@ -12,8 +12,8 @@ import torch
 from scipy import stats
 
 import structured_voronoi as sv
-from structured_voronoi.contracts import Chains, Enumerable, Sampler
-from structured_voronoi.streams import Rng
+from structured_voronoi.core.contracts import Chains, Enumerable, Sampler
+from structured_voronoi.core.streams import Rng
 from structured_voronoi.verify.claims import LEVEL
 from structured_voronoi.verify.twins import ColdMomentum, GibbsWithoutReverse, PNCGWithoutReverse
 

@@ -15,8 +15,8 @@ import torch
 
 import structured_voronoi as sv
 from helpers import check_stationarity
+from structured_voronoi.core.streams import Rng
 from structured_voronoi.samplers.ancestral import Ancestral, State
-from structured_voronoi.streams import Rng
 from structured_voronoi.targets.categorical import hypercube, toy
 from structured_voronoi.verify.claims import LEAST_MOVED, LEVEL, Case, Verdict, cases
 from structured_voronoi.verify.engine import Adaptive

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from structured_voronoi.run import checkpoints
+from structured_voronoi.engine import checkpoint as checkpoints
 
 
 class Fragile:

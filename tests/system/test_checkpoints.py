@@ -25,18 +25,18 @@ from torch import Tensor
 
 import structured_voronoi as sv
 from helpers import ALL_SAMPLERS, SVS, boxed_target
-from structured_voronoi.contracts import Chains
+from structured_voronoi.core.contracts import Chains
+from structured_voronoi.core.stopping import Stopping
+from structured_voronoi.engine import checkpoint as checkpoints
 from structured_voronoi.engine import source as source_module
+from structured_voronoi.engine.checkpoint import Bookmark
 from structured_voronoi.engine.settings import EngineSettings
 from structured_voronoi.lookahead.settings import LookaheadSettings
 from structured_voronoi.models import unfinished
 from structured_voronoi.models.corpora import Corpus
 from structured_voronoi.models.restaurants import descriptions
 from structured_voronoi.models.training import Recipe, train_language_model
-from structured_voronoi.run import checkpoints
-from structured_voronoi.run.checkpoints import Bookmark
 from structured_voronoi.samplers import svs as svs_sampler
-from structured_voronoi.stopping import Stopping
 from structured_voronoi.storage.store import LOCK, LineFile, Store, read_manifest
 from structured_voronoi.targets.tabular import AutoregressiveTable
 from system.commands import svs
@@ -358,7 +358,8 @@ CASES = {
 def test_a_command_that_was_stopped_writes_the_same_file(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from structured_voronoi.run import engine_texts, texts
+    from structured_voronoi.engine import accepted_texts as engine_texts
+    from structured_voronoi.engine import text_chains as texts
 
     (tmp_path / "prompts.txt").write_text("Near the\nThe\nAt a\n")
     words = (*TEXTS, *CASES[case], "--checkpoint", "run", "--resume")

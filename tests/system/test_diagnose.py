@@ -12,9 +12,9 @@ import pytest
 import xarray
 
 import structured_voronoi as sv
-from structured_voronoi.run.diagnosis import diagnose_record
-from structured_voronoi.run.diagnosis_records import Record
-from structured_voronoi.run.texts import Text
+from structured_voronoi.diagnostics.diagnosis import diagnose_record
+from structured_voronoi.diagnostics.records import Record
+from structured_voronoi.engine.text_chains import Text
 from system.commands import svs
 
 
@@ -211,7 +211,7 @@ def test_a_command_ends_with_its_warnings_and_so_does_generate() -> None:
 
 def test_many_texts_are_shown_in_part() -> None:
     texts = [Text(i, 0, "<p>", f" text\n{i}", [1], "end", -1.0, 1.0, {"food": 0.25}) for i in range(12)]
-    from structured_voronoi.run.generation import Generated
+    from structured_voronoi.engine.generation import Generated
 
     found = Generated(texts, "12 texts, fine.")
     assert repr(found).splitlines() == [

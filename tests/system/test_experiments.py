@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from structured_voronoi.errors import SamplingError
+from structured_voronoi.core.errors import SamplingError
 from structured_voronoi.experiments import EXPERIMENTS
 from structured_voronoi.experiments.exactness import crossings, faithfulness
 from structured_voronoi.experiments.toy import hypercube, toy

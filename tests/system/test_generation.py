@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import structured_voronoi as sv
+from structured_voronoi.cli.prompt_files import read_prompts
 from structured_voronoi.engine import rounds
 from structured_voronoi.engine.settings import EngineSettings
 from structured_voronoi.lookahead.settings import LookaheadSettings
 from structured_voronoi.models.loading import load_model
 from structured_voronoi.models.prompts import encode_chat, encode_prompt, end_of_turn
-from structured_voronoi.run.prompt_files import read_prompts
 from system.commands import svs
 
 PROMPTS = ["Near the bridge", "The Old Mill is", "In the city"]

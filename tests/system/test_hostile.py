@@ -27,8 +27,8 @@ import structured_voronoi as sv
 from helpers import SVS
 from structured_voronoi import cli
 from structured_voronoi.cli import WHOLE
+from structured_voronoi.core.user_code import user_code
 from structured_voronoi.engine.settings import EngineSettings
-from structured_voronoi.errors import user_code
 from structured_voronoi.models.classifiers import Light, save_classifier
 from structured_voronoi.problem import drawing
 from system.commands import svs

@@ -9,7 +9,7 @@ import pytest
 
 import structured_voronoi as sv
 from helpers import svs
-from structured_voronoi.run import checkpoints
+from structured_voronoi.engine import checkpoint as checkpoints
 from structured_voronoi.workers import ray_cluster
 from system.fragile import Fragile
 

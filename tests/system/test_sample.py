@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import structured_voronoi as sv
-from structured_voronoi.contracts import Info
+from structured_voronoi.core.contracts import Info
 
 
 class Pairs:

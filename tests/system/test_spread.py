@@ -12,9 +12,11 @@ from xarray import DataTree
 
 import structured_voronoi as sv
 from helpers import svs as run_svs
+from structured_voronoi.engine import checkpoint as checkpoints
+from structured_voronoi.engine import worker_chains as spread_chains
+from structured_voronoi.engine import worker_checkpoint as spread
+from structured_voronoi.engine.worker_checkpoint import SpreadCheckpoint, Task
 from structured_voronoi.problem.problem import bind
-from structured_voronoi.run import checkpoints, spread, spread_chains
-from structured_voronoi.run.spread import SpreadCheckpoint, Task
 from structured_voronoi.workers.pool import Event, Lost, Work, event_of, packed, respond, unpacked
 from structured_voronoi.workers.processes import Processes
 from system.commands import svs

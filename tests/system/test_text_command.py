@@ -15,13 +15,14 @@ from safetensors.torch import load_file, save_file
 import structured_voronoi as sv
 from helpers import SVS
 from structured_voronoi.controls.text_classifier import TextClassifier
+from structured_voronoi.engine.plan import Plan
+from structured_voronoi.engine.text_chains import TextRun, closing_line
 from structured_voronoi.models.corpora import Corpus, load_corpus
 from structured_voronoi.models.loading import BUNDLED
 from structured_voronoi.models.restaurants import LABELS, PATTERNS, descriptions
 from structured_voronoi.models.training import UNFINISHED, Recipe, train_language_model
 from structured_voronoi.problem import drawing
-from structured_voronoi.run.presets import TEXT_SAMPLERS, Plan, text_sampler
-from structured_voronoi.run.texts import TextRun, closing_line
+from structured_voronoi.samplers.registry import TEXT_SAMPLERS, text_sampler
 from system.commands import svs
 
 SMALL = Recipe(vocabulary=300, width=16, layers=1, heads=2, context=64, batch=8, epochs=1.0)

@@ -16,10 +16,10 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from structured_voronoi.errors import NoStartError, SamplingError
-from structured_voronoi.run.side_by_side import side_by_side
+from structured_voronoi.core.errors import NoStartError, SamplingError
 from structured_voronoi.workers.pool import RUNS, Crew, Report, Work
 from structured_voronoi.workers.processes import Processes
+from structured_voronoi.workers.side_by_side import side_by_side
 
 SECONDS = 30.0
 """After which a process that should have ended is taken to go on for ever."""

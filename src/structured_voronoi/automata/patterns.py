@@ -1,6 +1,6 @@
 """Patterns as automata over bytes, which tokens consist of.
 
-An automaton over characters (structured_voronoi.expressions) is followed byte by byte. Characters beyond ASCII that the
+An automaton over characters (`automata.expressions`) is followed byte by byte. Characters beyond ASCII that the
 expression names are told apart by all their bytes, and so are those at the ends of its long ranges; any other is read
 as soon as its bytes differ from theirs, as what most characters that begin with these bytes are: é is a letter and £ is
 none. A lookahead may be wrong about ª; the draws are right all the same.
@@ -17,9 +17,9 @@ import numpy as np
 from jaxtyping import Bool, Int
 from numpy import ndarray
 
-from structured_voronoi.contracts import Pattern
-from structured_voronoi.expressions import CannotCompile as CannotCompile
-from structured_voronoi.expressions import CharacterAutomaton, State
+from structured_voronoi.automata.expressions import CannotCompile as CannotCompile
+from structured_voronoi.automata.expressions import CharacterAutomaton, State
+from structured_voronoi.core.contracts import Pattern
 
 MOST_STATES = 400
 """Larger automata are not worth a head for each of their states."""

@@ -15,8 +15,8 @@ from numpy import ndarray
 from torch import Tensor
 
 from structured_voronoi.automata.patterns import Automaton, CannotCompile, compile_pattern
-from structured_voronoi.contracts import Pattern
-from structured_voronoi.errors import SamplingError
+from structured_voronoi.core.contracts import Pattern
+from structured_voronoi.core.errors import SamplingError
 
 SPACE_MARK = "▁"
 CHECKED = 256
@@ -166,13 +166,16 @@ def stop_steps(stops: list[str], tokenizer: Any, allowed: list[bool], length: in
         pairs = zip(token_bytes(tokenizer, len(allowed)), allowed, strict=True)
     except CannotCompile as error:
         raise SamplingError(
-            f"the stop string {stops[0]!r} cannot be searched for ({error}); give the number of a token instead"
+            f"the stop string {stops[0]!r} cannot be searched for",
+            cause=error,
+            remedy="give the number of a token instead",
         ) from error
     spelt = [word if is_allowed else b"" for word, is_allowed in pairs]
     for stop in stops:
         if not _can_be_found(_search_steps([stop], spelt), length):
             raise SamplingError(
-                f"the stop string {stop!r} can never come: no {length} tokens of this vocabulary spell it; leave it out"
+                f"the stop string {stop!r} can never come: no {length} tokens of this vocabulary spell it",
+                remedy="leave it out",
             )
     return _search_steps(stops, spelt)
 
@@ -181,7 +184,9 @@ def _search_steps(stops: list[str], spelt: list[bytes]) -> Int[ndarray, "state t
     try:
         automaton = compile_pattern(Pattern("|".join(map(re.escape, stops))))
     except CannotCompile as error:
-        raise SamplingError(f"the stop strings cannot be searched for ({error}); give fewer or shorter ones") from error
+        raise SamplingError(
+            f"the stop strings cannot be searched for ({error})", remedy="give fewer or shorter ones"
+        ) from error
     (found,) = np.flatnonzero(automaton.satisfied)  # the smallest automaton has one such state
     order = np.append(np.delete(np.arange(len(automaton.step)), found), found)
     steps = _token_steps(automaton, spelt)

@@ -53,11 +53,11 @@ def whole_number(type_: Any, tokens: Sequence[Token]) -> int:
     """The whole number that an option was given in digits: to round 1.5 is to do what nobody asked for."""
     (token,) = tokens
     if not re.fullmatch(r"[+-]?[0-9](_?[0-9]){0,29}", token.value):
-        from structured_voronoi.errors import SamplingError
+        from structured_voronoi.core.errors import SamplingError
 
         raise SamplingError(
-            f"{token.keyword} {token.value[:40]!r} is not a whole number of at most 30 digits; write one, for example "
-            f"{token.keyword} 10"
+            f"{token.keyword} {token.value[:40]!r} is not a whole number of at most 30 digits",
+            remedy=f"write one, for example {token.keyword} 10",
         )
     return int(token.value)
 
@@ -87,13 +87,23 @@ def run(words: list[str], debug: bool = False) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:
-        from structured_voronoi.errors import SamplingError
+        from structured_voronoi.core.errors import SamplingError
 
         if debug or not isinstance(error, (SamplingError, OSError, MemoryError)):
             raise
-        remedy = "" if isinstance(error, SamplingError) else "; make room, or ask for less or for another place"
-        print(f"svs: {' '.join(str(error).split()) or type(error).__name__}{remedy}", file=sys.stderr)
+        print(f"svs: {_error_line(error)}", file=sys.stderr)
         return 2
+
+
+def _error_line(error: Exception) -> str:
+    """An error in one line, with the option in place of the Python argument at fault."""
+    from structured_voronoi.core.errors import SamplingError
+
+    if not isinstance(error, SamplingError):
+        return f"{' '.join(str(error).split()) or type(error).__name__}; free some memory or disk space, or use less"
+    names = {"n": "-n", "prompt": "--prompt"}
+    option = names.get(error.argument, f"--{error.argument.replace('_', '-')}") if error.argument else ""
+    return " ".join(error.written(option).split())
 
 
 def _parting_words(stop: KeyboardInterrupt, words: list[str]) -> str:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from structured_voronoi.run.diagnosis import Diagnosis
-    from structured_voronoi.run.diagnosis_records import Record
+    from structured_voronoi.diagnostics.diagnosis import Diagnosis
+    from structured_voronoi.diagnostics.records import Record
 
 
 def diagnose(
@@ -31,8 +31,8 @@ def diagnose(
 
     Example: svs diagnose draws.nc --out diagnosis
     """
-    from structured_voronoi.run.diagnosis import diagnose_records
-    from structured_voronoi.run.diagnosis_files import read_run
+    from structured_voronoi.diagnostics.diagnosis import diagnose_records
+    from structured_voronoi.engine.stored_runs import read_run
 
     records = read_run(run)
     if out is not None:
@@ -67,8 +67,8 @@ def _print(found: Diagnosis) -> None:
 
 
 def _write(records: dict[str, Record], found: Diagnosis, out: Path) -> None:
+    from structured_voronoi.diagnostics.pictures import draw_pictures
     from structured_voronoi.experiments.report import table, write_report
-    from structured_voronoi.run.diagnosis_pictures import draw_pictures
 
     pictures = {
         f"diagnosis_{f'{name}_' if name else ''}{picture}".replace(" ", "_"): figure

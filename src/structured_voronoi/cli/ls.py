@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from structured_voronoi.controls import bundled_controls
 from structured_voronoi.experiments import EXPERIMENTS
-from structured_voronoi.run.presets import TEXT_SAMPLERS
+from structured_voronoi.samplers.registry import TEXT_SAMPLERS
 
 MODELS = {
     "bundled": "restaurant descriptions, 1.1 M parameters; comes with the package",

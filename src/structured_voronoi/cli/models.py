@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from structured_voronoi.core.progress import progress_bar
 from structured_voronoi.models.fetching import STEPS, WHEELS, fetch, model_folder
-from structured_voronoi.progress import progress_bar
 
 
 def get(name: str, /) -> int:

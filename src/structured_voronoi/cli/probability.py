@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from structured_voronoi.cli import WHOLE
-from structured_voronoi.errors import CONTROL_SECONDS, SamplingError, check_count, check_positive, check_seed
-from structured_voronoi.run.presets import (
+from structured_voronoi.cli.options import (
     CHECKPOINT_HELP,
     CONTROL_TIMEOUT_HELP,
-    DEFAULT_LENGTH,
     ENDS_HELP,
     LENGTH_HELP,
     RESUME_HELP,
@@ -27,9 +25,13 @@ from structured_voronoi.run.presets import (
     written_ending,
     written_workers,
 )
+from structured_voronoi.core.errors import SamplingError
+from structured_voronoi.core.user_code import CONTROL_SECONDS
+from structured_voronoi.core.validation import check_count, check_positive, check_seed
+from structured_voronoi.engine.plan import DEFAULT_LENGTH
 
 if TYPE_CHECKING:
-    from structured_voronoi.engine.estimates import Probability
+    from structured_voronoi.metrics.probability import Probability
 
 
 def probability(
@@ -68,16 +70,16 @@ def probability(
     """
     check_seed(seed)
     if texts < 64:
-        raise SamplingError(f"--texts {texts} are too few for an interval; use 64 or more")
+        raise SamplingError(f"--texts {texts} are too few for an interval", remedy="use 64 or more")
     check_resume(resume, checkpoint)
     check_count(texts=texts)
     check_positive(control_timeout=control_timeout)
 
-    from structured_voronoi.run.probability import estimate, open_kept
+    from structured_voronoi.engine.probability import estimate, open_kept
 
     kept_in = open_kept(checkpoint, resume, written_workers(workers))
     with contextlib.redirect_stdout(sys.stderr), kept_in as kept:  # a control may print, but not into the result
-        from structured_voronoi.run.generation import read_controls
+        from structured_voronoi.engine.generation import read_controls
         from structured_voronoi.targets.controlled import Controlled
         from structured_voronoi.targets.language_model import LanguageModel
 

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from structured_voronoi.cli import WHOLE
-from structured_voronoi.errors import SamplingError, check_count, check_seed, did_you_mean, is_file, is_folder
+from structured_voronoi.cli.options import CHECKPOINT_HELP, RESUME_HELP, check_resume
+from structured_voronoi.core.errors import SamplingError, did_you_mean
+from structured_voronoi.core.validation import check_count, check_seed, is_file, is_folder
 from structured_voronoi.experiments import EXPERIMENTS, Experiment
-from structured_voronoi.run.presets import CHECKPOINT_HELP, RESUME_HELP, check_resume
 
 if TYPE_CHECKING:
     from structured_voronoi.storage.store import Store
@@ -50,18 +51,21 @@ def reproduce(
               svs reproduce sentiment --model smollm2 --data path/to/sst2
     """
     if name != "all" and name not in EXPERIMENTS:
-        raise SamplingError(f"unknown experiment {name!r}; {did_you_mean(name, [*EXPERIMENTS, 'all'])}")
+        raise SamplingError(f"unknown experiment {name!r}", remedy=did_you_mean(name, [*EXPERIMENTS, "all"]))
     if runs is not None and runs < 2:
-        raise SamplingError(f"--runs {runs}: intervals need two or more runs; leave it out for the default")
+        raise SamplingError(f"--runs {runs}: intervals need two or more runs", remedy="leave it out for the default")
     check_count(runs=runs or 2)
     check_seed(seed or 0)
     if data not in (None, "builtin") and not (is_file(data) or is_folder(data)):
-        raise SamplingError(f"--data {data} does not exist; give a folder of E2E or SST-2 files, or a text file")
+        raise SamplingError(
+            f"--data {data} does not exist",
+            remedy="give a folder of E2E or SST-2 files, or a text file",
+        )
     chosen = {name: EXPERIMENTS[name]} if name != "all" else _select_runnable(data)
     if name != "all":
         _check_data(name, EXPERIMENTS[name], data)
     if model is not None and (name == "all" or not EXPERIMENTS[name].takes_model):
-        raise SamplingError(f"--model does not go with {name}; it is for {WITH_MODEL}")
+        raise SamplingError(f"--model does not go with {name}", remedy=f"it is for {WITH_MODEL}")
     check_resume(resume, checkpoint)
 
     from structured_voronoi.models.folders import writable_folder
@@ -82,7 +86,7 @@ def reproduce(
     with contextlib.ExitStack() as stack:
         store = None
         if checkpoint is not None:
-            from structured_voronoi.run.kept_results import keep_results
+            from structured_voronoi.storage.task_results import keep_results
 
             store = stack.enter_context(_open_store(checkpoint, resume, settings))
         for name, module in modules.items():
@@ -120,9 +124,12 @@ def _data_fits(experiment: Experiment, data: str) -> bool:
 def _check_data(name: str, experiment: Experiment, data: str | None) -> None:
     """Refuse data that an experiment cannot use, or none where it needs some."""
     if data is not None and not experiment.takes_data:
-        raise SamplingError(f"--data does not go with {name}; it is for {WITH_DATA}")
+        raise SamplingError(f"--data does not go with {name}", remedy=f"it is for {WITH_DATA}")
     if experiment.needs_data if data is None else not _data_fits(experiment, data):
-        raise SamplingError(f"{name} needs texts with labels; give --data FOLDER with {experiment.data_file}")
+        raise SamplingError(
+            f"{name} needs texts with labels",
+            remedy=f"give --data FOLDER with {experiment.data_file}",
+        )
 
 
 def _select_runnable(data: str | None) -> dict[str, Experiment]:

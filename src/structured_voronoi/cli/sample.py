@@ -12,25 +12,24 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from structured_voronoi.cli import WHOLE
-from structured_voronoi.errors import CONTROL_SECONDS, SamplingError, check_seed
-from structured_voronoi.run.presets import (
+from structured_voronoi.cli.options import (
     CHECKPOINT_HELP,
     CONTROL_TIMEOUT_HELP,
-    DEFAULT_LENGTH,
-    DEFAULT_TOLERANCE,
     ENDS_HELP,
     LENGTH_HELP,
     RESUME_HELP,
     STOP_HELP,
-    TEXT_SAMPLERS,
-    TEXT_SCALE,
     TOLERANCE_HELP,
     WORKERS_HELP,
     check_resume,
-    check_sampler_name,
     written_ending,
     written_workers,
 )
+from structured_voronoi.core.errors import SamplingError
+from structured_voronoi.core.user_code import CONTROL_SECONDS
+from structured_voronoi.core.validation import check_seed
+from structured_voronoi.engine.plan import DEFAULT_LENGTH, DEFAULT_TOLERANCE
+from structured_voronoi.samplers.registry import TEXT_SAMPLERS, TEXT_SCALE, check_sampler_name
 
 
 def sample(
@@ -107,20 +106,20 @@ def sample(
     """
     for name, value, least in (("-n", n, 1), ("--warmup", warmup or 0, 0), ("--thin", thin, 1)):
         if value < least:
-            raise SamplingError(f"{name} {value} is too small; use {least} or more")
+            raise SamplingError(f"{name} {value} is too small", remedy=f"use {least} or more")
     check_resume(resume, checkpoint)
     if prompt is not None and prompts is not None:
-        raise SamplingError("--prompt and --prompts cannot go together; put the prompt into the file")
+        raise SamplingError("--prompt and --prompts cannot go together", remedy="put the prompt into the file")
     check_seed(seed)
     check_sampler_name(sampler)
     asked = None if prompt is None else [prompt]
     if prompts is not None:
-        from structured_voronoi.run.prompt_files import read_prompts
+        from structured_voronoi.cli.prompt_files import read_prompts
 
         asked = read_prompts(prompts, prompt_column)
     _check_writable(out)
 
-    from structured_voronoi.run.generation import Request, fulfil, read_controls
+    from structured_voronoi.engine.generation import Request, fulfil, read_controls
 
     stdout = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):  # a control may print, but not among the texts
@@ -180,4 +179,6 @@ def _check_writable(path: Path | None) -> None:
             path.unlink()
     except (OSError, ValueError) as error:  # a ValueError where the name holds a NUL
         reason = getattr(error, "strerror", None) or error
-        raise SamplingError(f"--out {str(path)[:200]!r} cannot be written ({reason}); choose another file") from error
+        raise SamplingError(
+            f"--out {str(path)[:200]!r} cannot be written ({reason})", remedy="choose another file"
+        ) from error

@@ -10,7 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from structured_voronoi.cli import WHOLE
-from structured_voronoi.errors import SamplingError
+from structured_voronoi.core.errors import SamplingError
 
 
 def serve(
@@ -27,11 +27,11 @@ def serve(
     Example: svs serve --port 8000
     """
     if not 0 <= port < 2**16:
-        raise SamplingError(f"--port {port} is no port; use 0 to 65535")
+        raise SamplingError(f"--port {port} is no port", remedy="use 0 to 65535")
     if jobs < 1:
-        raise SamplingError(f"--jobs {jobs} is too small; use 1 or more")
+        raise SamplingError(f"--jobs {jobs} is too small", remedy="use 1 or more")
     if not 0 < minutes < float("inf"):
-        raise SamplingError(f"--minutes {minutes:g} is no time; use a positive number")
+        raise SamplingError(f"--minutes {minutes:g} is no time", remedy="use a positive number")
     try:
         import uvicorn
 
@@ -40,7 +40,7 @@ def serve(
         from structured_voronoi.web.guard import Access
         from structured_voronoi.web.pool import Pool
     except ModuleNotFoundError as error:
-        raise SamplingError(f"the page needs {error.name}; pip install 'structured-voronoi[web]'") from error
+        raise SamplingError(f"the page needs {error.name}", remedy="pip install 'structured-voronoi[web]'") from error
 
     listening = _listen(host, port)
     port = listening.getsockname()[1]
@@ -70,5 +70,7 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise SamplingError(
-            f"{host}:{port} cannot be listened at ({error.strerror}); choose another --port, or --port 0 for a free one"
+            f"{host}:{port} cannot be listened at",
+            cause=error.strerror,
+            remedy="choose another --port, or --port 0 for a free one",
         ) from error

@@ -9,8 +9,9 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from structured_voronoi.cli import WHOLE
-from structured_voronoi.errors import SamplingError, check_seed
-from structured_voronoi.run.presets import check_resume
+from structured_voronoi.cli.options import check_resume
+from structured_voronoi.core.errors import SamplingError
+from structured_voronoi.core.validation import check_seed
 
 WRITTEN = ("model", "config", "tokenizer", "generation_config", "training", "new")
 """How the names of the files begin that a training writes: folders that are called so are in the way."""
@@ -56,14 +57,15 @@ def train_lm(
         raise SamplingError(f"--epochs {epochs}: choose a positive number, 1 for example")
     if minutes is not None and base is None:
         raise SamplingError(
-            f"--minutes {minutes:g} is for fine-tuning; add --base smollm2 for example, or leave it out"
+            f"--minutes {minutes:g} is for fine-tuning",
+            remedy="add --base smollm2 for example, or leave it out",
         )
     if minutes is not None and not 0 < minutes < 100_000:
         raise SamplingError(f"--minutes {minutes:g}: choose a positive number, 40 for example")
 
+    from structured_voronoi.core.progress import progress_bar
     from structured_voronoi.models.corpora import load_corpus
     from structured_voronoi.models.folders import writable_folder
-    from structured_voronoi.progress import progress_bar
 
     corpus, folder = load_corpus(data), writable_folder(out, WRITTEN)
     if base is None:
@@ -118,7 +120,7 @@ def train_classifier(
 
     Example: svs train classifier --data reviews.csv --text review --label mood --out ./mood
     """
-    from structured_voronoi.progress import progress_bar
+    from structured_voronoi.core.progress import progress_bar
 
     check_seed(seed)
     check_resume(resume, checkpoint)
@@ -126,7 +128,10 @@ def train_classifier(
     if epochs is not None and not 0 < epochs < 10_000:
         raise SamplingError(f"--epochs {epochs}: choose a positive number, 4 for example")
     if kind == "encoder" and checkpoint is not None:
-        raise SamplingError("--checkpoint does not go with --kind encoder, whose training begins anew; leave it out")
+        raise SamplingError(
+            "--checkpoint does not go with --kind encoder, whose training begins anew",
+            remedy="leave it out",
+        )
     model = model or ("minilm" if kind == "encoder" else "bundled")
     with progress_bar(1, show=True, label=f"loading {model}"):  # the imports alone take seconds
         from structured_voronoi.models.classifier_training import SHORT, SHORT_F1, check_labels, train_classifier

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from structured_voronoi.cli import WHOLE
-from structured_voronoi.errors import SamplingError, check_memory, check_seed
+from structured_voronoi.core.errors import SamplingError
+from structured_voronoi.core.validation import check_memory, check_seed
 
 if TYPE_CHECKING:
     from structured_voronoi.verify.claims import Case
@@ -30,7 +31,7 @@ def verify(
     to be exact is not; samplers that are biased by design are shown with their bias.
     """
     if chains < 1000:
-        raise SamplingError(f"--chains {chains} would see no bias; use 1000 or more")
+        raise SamplingError(f"--chains {chains} would see no bias", remedy="use 1000 or more")
     check_memory(CHAIN_BYTES * chains, f"--chains {chains}")
     check_seed(seed)
 
@@ -44,7 +45,7 @@ def check_cases(cases: list[Case], chains: int, seed: int) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from structured_voronoi.progress import progress_bar
+    from structured_voronoi.core.progress import progress_bar
     from structured_voronoi.verify.claims import verdicts
 
     grid = Table("sampler", "target", "TV", "floor", "TV/floor", "p", "moved", "verdict")

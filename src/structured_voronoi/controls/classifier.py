@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from structured_voronoi.controls import BUNDLED_CONTROLS, bundled_controls
-from structured_voronoi.errors import SamplingError, did_you_mean, is_folder, usable_device
+from structured_voronoi.core.errors import SamplingError, did_you_mean
+from structured_voronoi.core.validation import is_folder, usable_device
 from structured_voronoi.models.classifiers import first_token, identity_of, load_classifier, mismatch, states_of
 from structured_voronoi.models.loading import Loaded
-from structured_voronoi.targets.language_model import LanguageModel
+
+if TYPE_CHECKING:
+    from structured_voronoi.targets.language_model import LanguageModel
 
 
 class Classifier:
@@ -27,7 +30,10 @@ class Classifier:
     def __init__(self, network: nn.Module, config: dict[str, Any], name: str, label: str) -> None:
         labels: list[str] = config["labels"]
         if label not in labels:
-            raise SamplingError(f"the classifier {name} has no label {label!r}; {did_you_mean(label, labels)}")
+            raise SamplingError(
+                f"the classifier {name} has no label {label!r}",
+                remedy=did_you_mean(label, labels),
+            )
         self.network, self.config, self.label = network, config, label
         self.name = f"{name}={label}"
         self.kind: str = config["classifier"]
@@ -43,7 +49,8 @@ class Classifier:
             folder = Path(name)
         else:
             raise SamplingError(
-                f"there is no classifier and no folder {str(name)!r}; {did_you_mean(str(name), bundled_controls())}"
+                f"there is no classifier and no folder {str(name)!r}",
+                remedy=did_you_mean(str(name), bundled_controls()),
             )
         network, config = load_classifier(folder)
         return cls(network.to(usable_device(device)), config, folder.resolve().name, label)
@@ -53,8 +60,9 @@ class Classifier:
         reason = mismatch(self.config["model"], identity_of(Loaded(model.model, model.tokenizer)))
         if reason:
             raise SamplingError(
-                f"the classifier {self.name} was trained with another language model ({reason}); train one for this "
-                "model with `svs train classifier --model …`"
+                f"the classifier {self.name} was trained with another language model",
+                cause=reason,
+                remedy="train one for this model with `svs train classifier --model …`",
             )
         bound = copy.copy(self)
         bound._lm = model
@@ -103,7 +111,7 @@ class Classifier:
     def _model(self) -> LanguageModel:
         if self._lm is None:
             raise SamplingError(
-                f"the classifier {self.name} has no language model yet; put it into sv.Controlled(model, "
-                "{control: 1.0}), or call bind(model)"
+                f"the classifier {self.name} has no language model yet",
+                remedy="put it into sv.Controlled(model, {control: 1.0}), or call bind(model)",
             )
         return self._lm

@@ -24,8 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from structured_voronoi import controls
-from structured_voronoi.contracts import Control
-from structured_voronoi.errors import SamplingError, did_you_mean, is_file, is_folder, one_line, user_code
+from structured_voronoi.core.contracts import Control
+from structured_voronoi.core.errors import SamplingError, did_you_mean, one_line
+from structured_voronoi.core.user_code import user_code
+from structured_voronoi.core.validation import is_file, is_folder
 
 COUNTED = ("words", "characters")
 """What can be counted in a text: the names of the predicates that do."""
@@ -38,8 +40,8 @@ def parse_control(text: str, device: str = "cpu") -> tuple[Control, float]:
         control = parse_control(f"{written[4:].strip()}@1", device)[0]
         if not isinstance(control, controls.Predicate):
             raise SamplingError(
-                f"the control {written!r} negates a classifier; use one of its other labels, or negate "
-                "another kind of control"
+                f"the control {written!r} negates a classifier",
+                remedy="use one of its other labels, or negate another kind of control",
             )
         return ~control, weight
     name, equals, value = written.partition("=")
@@ -58,14 +60,18 @@ def parse_control(text: str, device: str = "cpu") -> tuple[Control, float]:
     if "/" in name or "\\" in name or name.startswith(".") or (name and name not in known and is_folder(name)):
         folder, equals, label = written.rpartition("=")
         if not equals or not label:
-            raise SamplingError(f"the control {text!r} names no label; write {written.rstrip('=')}=LABEL")
+            raise SamplingError(f"the control {text!r} names no label", remedy=f"write {written.rstrip('=')}=LABEL")
         return _load_classifier(folder, label, device), weight
     if name not in known:
         raise SamplingError(
-            f"the control {text!r} is unknown; {did_you_mean(name, known)}; or ./folder=label, or module:function"
+            f"the control {text!r} is unknown; {did_you_mean(name, known)}",
+            remedy="or ./folder=label, or module:function",
         )
     if not value:
-        raise SamplingError(f"the control {text!r} names no value; write {name}=VALUE, as listed by `svs ls`")
+        raise SamplingError(
+            f"the control {text!r} names no value",
+            remedy=f"write {name}=VALUE, as listed by `svs ls`",
+        )
     return controls.Classifier.load(name, value, device), weight
 
 
@@ -73,7 +79,10 @@ def _parse_bounds(name: str, written: str) -> tuple[int, int | None]:
     """The two numbers of 5..12, of which one may be missing; 5 alone is 5..5."""
     least, dots, most = (part.strip() for part in written.partition(".."))
     if not (least or most) or not all(re.fullmatch(r"[0-9]{0,9}", part) for part in (least, most)):
-        raise SamplingError(f"{name}={written} has no bounds; write {name}=5..12, {name}=..12, {name}=5.. or {name}=5")
+        raise SamplingError(
+            f"{name}={written} has no bounds",
+            remedy=f"write {name}=5..12, {name}=..12, {name}=5.. or {name}=5",
+        )
     return int(least or 0), int(most) if most else None if dots else int(least)
 
 
@@ -86,7 +95,10 @@ def _split_weight(text: str) -> tuple[str, float]:
         except ValueError:
             return text, 1.0
         if not 0 <= weight < math.inf:
-            raise SamplingError(f"the weight {after} of the control {before!r} is not a number ≥ 0; write {before}@1.5")
+            raise SamplingError(
+                f"the weight {after} of the control {before!r} is not a number ≥ 0",
+                remedy=f"write {before}@1.5",
+            )
         return before, weight
     return text, 1.0
 
@@ -95,16 +107,24 @@ def _load_classifier(folder: str, label: str, device: str) -> Control:
     """A classifier of this package, whose config has the key `classifier`; else one of Hugging Face."""
     path = Path(folder)
     if folder.startswith((".", "/", "~")) and not is_folder(path):
-        raise SamplingError(f"there is no folder {folder}; train one with `svs train classifier --out {folder}`")
+        raise SamplingError(
+            f"there is no folder {folder}",
+            remedy=f"train one with `svs train classifier --out {folder}`",
+        )
     config = path / "config.json"
     if is_folder(path):
         if not is_file(config):
-            raise SamplingError(f"{folder} holds no config.json; give a folder written by `svs train classifier`")
+            raise SamplingError(
+                f"{folder} holds no config.json",
+                remedy="give a folder written by `svs train classifier`",
+            )
         try:
             is_ours = "classifier" in json.loads(config.read_text(encoding="utf-8"))
         except (ValueError, TypeError, OSError, RecursionError) as error:  # a number holds nothing: a TypeError
             raise SamplingError(
-                f"{config} cannot be read ({one_line(error)}); the folder is damaged: train it again"
+                f"{config} cannot be read",
+                cause=one_line(error),
+                remedy="the folder is damaged: train it again",
             ) from error
         if is_ours:
             return controls.Classifier.load(path, label, device)
@@ -126,7 +146,10 @@ def _import_control(written: str) -> Any:
         attribute = getattr(importlib.import_module(module), name, None)
     _check_module_in(Path(folder), module.partition(".")[0], written)
     if not callable(attribute) and not isinstance(attribute, Control):
-        raise SamplingError(f"the control {written!r}: {module} has no function or control {name!r}; check its name")
+        raise SamplingError(
+            f"the control {written!r}: {module} has no function or control {name!r}",
+            remedy="check its name",
+        )
     return attribute
 
 
@@ -137,7 +160,8 @@ def _check_module_in(folder: Path, name: str, written: str) -> None:
         if path.is_file():
             if imported is None or os.path.realpath(imported) != os.path.realpath(path):
                 raise SamplingError(
-                    f"the control {written!r}: Python imports another module {name} ({imported or 'built in'}) and not "
-                    f"{path}; rename that file or folder"
+                    f"the control {written!r}: Python imports another module {name} ({imported or 'built in'}) and "
+                    f"not {path}",
+                    remedy="rename that file or folder",
                 )
             return

@@ -15,8 +15,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.contracts import Pattern
-from structured_voronoi.errors import SamplingError, did_you_mean, one_line, user_code
+from structured_voronoi.core.contracts import Pattern
+from structured_voronoi.core.errors import SamplingError, did_you_mean, one_line
+from structured_voronoi.core.user_code import user_code
 
 Kind = Literal["auto", "probability", "log_score"]
 
@@ -43,9 +44,12 @@ class Predicate:
 
     def __post_init__(self) -> None:
         if not callable(self.function):
-            raise SamplingError(f"a predicate needs a function of the text, not {self.function!r}; give one")
+            raise SamplingError(f"a predicate needs a function of the text, not {self.function!r}", remedy="give one")
         if self.kind not in get_args(Kind):
-            raise SamplingError(f"kind = {self.kind!r} is unknown; {did_you_mean(str(self.kind), get_args(Kind))}")
+            raise SamplingError(
+                f"kind = {self.kind!r} is unknown",
+                remedy=did_you_mean(str(self.kind), get_args(Kind)),
+            )
         if not self.name:
             function_name = getattr(self.function, "__name__", type(self.function).__name__)
             object.__setattr__(self, "name", "predicate" if function_name == "<lambda>" else function_name)
@@ -57,7 +61,10 @@ class Predicate:
         """Does the text hold this word or phrase, case-insensitive?"""
         parts = [re.escape(part) for part in words.split()]
         if not parts:
-            raise SamplingError(f"the keyword {words!r} is empty; give a word or a phrase, for example keyword=river")
+            raise SamplingError(
+                f"the keyword {words!r} is empty",
+                remedy="give a word or a phrase, for example keyword=river",
+            )
         pattern = Pattern(r"(?<!\w)" + r"\s+".join(parts) + r"(?!\w)", ignore_case=True)
         return cls._matching(pattern, f"keyword={words}")
 
@@ -67,11 +74,12 @@ class Predicate:
 
         One that `re` could take for ever to match is matched by an automaton, which says the same.
         """
-        from structured_voronoi.expressions import CannotCompile, CharacterAutomaton, may_take_for_ever
+        from structured_voronoi.automata.expressions import CannotCompile, CharacterAutomaton, may_take_for_ever
 
         if not pattern:
             raise SamplingError(
-                "the regular expression is empty, so every text matches; give one, for example regex=^The"
+                "the regular expression is empty, so every text matches",
+                remedy="give one, for example regex=^The",
             )
         wanted, name = Pattern(pattern, whole=whole), f"regex={pattern}"
         try:
@@ -80,16 +88,20 @@ class Predicate:
                 return matching
             return cls(CharacterAutomaton(wanted).matches, name, pattern=wanted)
         except RecursionError as error:
-            raise SamplingError(f"{shortened(pattern)} is nested too deeply; write it with fewer groups") from error
+            raise SamplingError(
+                f"{shortened(pattern)} is nested too deeply", remedy="write it with fewer groups"
+            ) from error
         except (re.error, OverflowError) as error:
             raise SamplingError(
-                f"{shortened(pattern)} is not a regular expression ({one_line(error)}); correct it, or escape special "
-                "characters with \\"
+                f"{shortened(pattern)} is not a regular expression",
+                cause=one_line(error),
+                remedy="correct it, or escape special characters with \\",
             ) from error
         except CannotCompile as error:
             raise SamplingError(
                 f"{shortened(pattern)} could take for ever to match: it has choices inside repeats, and no automaton "
-                f"({error}); simplify it, or give a Python function of the text"
+                f"({error})",
+                remedy="simplify it, or give a Python function of the text",
             ) from error
 
     @classmethod
@@ -113,11 +125,14 @@ class Predicate:
     def only(cls, words: Iterable[str]) -> Predicate:
         """Are all words of the text among these, case-insensitive? Whatever is no letter, digit or _ is free."""
         if isinstance(words, str):
-            raise SamplingError(f"only({words!r}) needs a list of words; write only({words.split()!r})")
+            raise SamplingError(f"only({words!r}) needs a list of words", remedy=f"write only({words.split()!r})")
         given = list(words)
         parts = list(dict.fromkeys(part for word in given for part in re.findall(r"\w+", word)))
         if not parts:
-            raise SamplingError(f"only={','.join(given)} names no word; give some, for example only=a,cheap,pub")
+            raise SamplingError(
+                f"only={','.join(given)} names no word",
+                remedy="give some, for example only=a,cheap,pub",
+            )
         pattern = Pattern(rf"(?:\W|(?<!\w)(?:{'|'.join(parts)})(?!\w))*", ignore_case=True, whole=True)
         return cls._matching(pattern, f"only={','.join(given)}")
 
@@ -130,7 +145,10 @@ class Predicate:
 
     def __invert__(self) -> Predicate:
         if self.kind == "log_score":
-            raise SamplingError(f"{self.name} gives log-scores, which have no opposite; negate the function itself")
+            raise SamplingError(
+                f"{self.name} gives log-scores, which have no opposite",
+                remedy="negate the function itself",
+            )
         pattern = None if self.pattern is None else replace(self.pattern, negated=not self.pattern.negated)
         return Predicate(
             self._opposite,
@@ -162,8 +180,8 @@ class Predicate:
                 answer = answer.item()  # a number of numpy's or torch's
             if not isinstance(answer, (bool, numbers.Real)):
                 raise SamplingError(
-                    f"the control {self.name} gave {repr(answer)[:80]} for the text {text!r}; return True, False or a "
-                    "number"
+                    f"the control {self.name} gave {repr(answer)[:80]} for the text {text!r}",
+                    remedy="return True, False or a number",
                 )
             value = float(answer)
         if self.kind == "log_score":
@@ -171,14 +189,14 @@ class Predicate:
                 value = 0.0 if answer else -math.inf
             if value > self.bound:
                 raise SamplingError(
-                    f"the control {self.name} gave {value} for the text {text!r}, above its bound of {self.bound}; "
-                    "raise the bound"
+                    f"the control {self.name} gave {value} for the text {text!r}, above its bound of {self.bound}",
+                    remedy="raise the bound",
                 )
         elif not (0 <= value <= 1 or math.isnan(value)):
             remedy = "" if self.kind == "probability" else ", or say kind='log_score' if it is one"
             raise SamplingError(
-                f"the control {self.name} gave {value} for the text {text!r}, which is no probability; "
-                f"return a number from 0 to 1{remedy}"
+                f"the control {self.name} gave {value} for the text {text!r}, which is no probability",
+                remedy=f"return a number from 0 to 1{remedy}",
             )
         return value
 
@@ -211,9 +229,15 @@ def _bounds_name(counted: str, least: int, most: int | None) -> str:
     """The name of a control that bounds a count; refuses bounds that are none, or that no text keeps."""
     for bound in (least, most):
         if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int) or bound < 0):
-            raise SamplingError(f"{counted} cannot be {bound!r}; give whole numbers, for example {counted}=5..12")
+            raise SamplingError(
+                f"{counted} cannot be {bound!r}",
+                remedy=f"give whole numbers, for example {counted}=5..12",
+            )
     if most is None and least == 0:
-        raise SamplingError(f"{counted} without a bound allow every text; give one, for example {counted}=5..12")
+        raise SamplingError(
+            f"{counted} without a bound allow every text",
+            remedy=f"give one, for example {counted}=5..12",
+        )
     if most is not None and most < least:
-        raise SamplingError(f"{counted}={least}..{most} leaves nothing; write {counted}={most}..{least}")
+        raise SamplingError(f"{counted}={least}..{most} leaves nothing", remedy=f"write {counted}={most}..{least}")
     return f"{counted}={least or ''}..{'' if most is None else most}"

@@ -9,10 +9,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.errors import SamplingError, did_you_mean, is_folder, one_line, usable_device
+from structured_voronoi.core.errors import SamplingError, did_you_mean, one_line
+from structured_voronoi.core.streams import in_blocks
+from structured_voronoi.core.validation import is_folder, usable_device
 from structured_voronoi.models.fetching import WHEELS
 from structured_voronoi.models.loading import check_complete, hub_options, quiet_libraries, refuse_absurd
-from structured_voronoi.streams import in_blocks
 
 AT_A_TIME = 64
 
@@ -24,9 +25,15 @@ class TextClassifier:
         labels: dict[int, str] = {int(index): name for index, name in model.config.id2label.items()}
         index_of = {name: index for index, name in labels.items()} | {str(index): index for index in labels}
         if str(label) not in index_of:
-            raise SamplingError(f"the classifier {title} has no label {label!r}; {did_you_mean(str(label), index_of)}")
+            raise SamplingError(
+                f"the classifier {title} has no label {label!r}",
+                remedy=did_you_mean(str(label), index_of),
+            )
         if len(labels) < 2:
-            raise SamplingError(f"{title} gives one number and no classes; choose a model with two labels or more")
+            raise SamplingError(
+                f"{title} gives one number and no classes",
+                remedy="choose a model with two labels or more",
+            )
         if model.config.pad_token_id is None:
             model.config.pad_token_id = -1  # some models ask for one, though nothing is ever padded
         self.model, self.tokenizer = model.eval().requires_grad_(False), tokenizer
@@ -40,8 +47,11 @@ class TextClassifier:
         source = str(name)
         if source in WHEELS:
             raise SamplingError(
-                f"{source}, the {WHEELS[source].kind}, has no classes of its own; fine-tune it on labelled texts with "
-                "`svs train classifier --kind encoder --out FOLDER`, and give that folder"
+                f"{source}, the {WHEELS[source].kind}, has no classes of its own",
+                remedy=(
+                    "fine-tune it on labelled texts with `svs train classifier --kind encoder --out FOLDER`, and "
+                    "give that folder"
+                ),
             )
         options = {} if is_folder(source) else hub_options(source)
 
@@ -60,8 +70,8 @@ class TextClassifier:
             raise
         except Exception as error:  # the libraries below raise many kinds; each means that this model cannot be had
             raise SamplingError(
-                f"{subject} cannot be loaded ({type(error).__name__}: {one_line(error)}); check the folder, or the hub "
-                "name and the connection"
+                f"{subject} cannot be loaded ({type(error).__name__}: {one_line(error)})",
+                remedy="check the folder, or the hub name and the connection",
             ) from error
         check_complete(subject, loading_info)
         return cls(model.to(usable_device(device)), tokenizer, label, Path(name).name)

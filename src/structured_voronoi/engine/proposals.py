@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray
 
-from structured_voronoi.engine import weights
 from structured_voronoi.engine.tries import Tries
 from structured_voronoi.lookahead.lookahead import Lookahead
+from structured_voronoi.metrics import weights
 
 MIN_OWN_TRIES = 256
 """Tries of a prompt from which its own caps are computed; with fewer, those of all prompts are pooled."""

@@ -18,16 +18,16 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from structured_voronoi.core.errors import NoStartError
+from structured_voronoi.core.streams import BLOCK
 from structured_voronoi.engine.proposals import Proposal
 from structured_voronoi.engine.settings import EngineSettings
 from structured_voronoi.engine.tries import Tries
-from structured_voronoi.engine.weights import effective_share, is_accepted
-from structured_voronoi.errors import NoStartError
 from structured_voronoi.lookahead.learning import learn, learnable, refine
 from structured_voronoi.lookahead.lookahead import Lookahead, untrained
 from structured_voronoi.lookahead.observing import Observed
+from structured_voronoi.metrics.weights import effective_share, is_accepted
 from structured_voronoi.problem.problem import Problem
-from structured_voronoi.streams import BLOCK
 
 
 class Work(NamedTuple):
@@ -331,7 +331,8 @@ class Rounds:
         reason = problem.why_impossible(last.tokens[-256:].to(problem.device)) if problem.why_impossible else ""
         raise NoStartError(
             f"none of {tries:,} tries satisfied the controls{f' ({reason})' if reason else ''}: their probability is "
-            f"below {min(1.0, 3 / max(1, plain)):.2g} (95 % limit); loosen a control, or give a prompt that leads there"
+            f"below {min(1.0, 3 / max(1, plain)):.2g} (95 % limit)",
+            remedy="loosen a control, or give a prompt that leads there",
         )
 
     # release

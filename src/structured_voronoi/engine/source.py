@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from structured_voronoi.contracts import Target
+from structured_voronoi.core.contracts import Target
 from structured_voronoi.engine.rounds import Work
 from structured_voronoi.engine.settings import EngineSettings
 from structured_voronoi.engine.tries import Tries, draw_tries

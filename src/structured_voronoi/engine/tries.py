@@ -11,11 +11,11 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 from torch import Tensor
 
+from structured_voronoi.core.streams import Rng, widest_dtype
 from structured_voronoi.lookahead.lookahead import Lookahead
 from structured_voronoi.lookahead.observing import Observed
 from structured_voronoi.problem.drawing import log_acceptance, log_bound, which_ended
 from structured_voronoi.problem.problem import Problem
-from structured_voronoi.streams import Rng, widest_dtype
 
 
 class Tries(NamedTuple):

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from structured_voronoi.run.figures import new_figure as new_figure
+from structured_voronoi.metrics.figures import new_figure as new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from structured_voronoi.errors import SamplingError
-from structured_voronoi.streams import MEMORY, block_rows, in_blocks, widened
+from structured_voronoi.core.errors import SamplingError
+from structured_voronoi.core.streams import MEMORY, block_rows, in_blocks, widened
 
 
 class Cells(NamedTuple):
@@ -95,19 +95,22 @@ def cells_of(
     embeddings = embeddings.detach()
     if embeddings.ndim != 2 or not embeddings.is_floating_point():
         raise SamplingError(
-            f"embeddings of shape {tuple(embeddings.shape)} and type {embeddings.dtype} cannot define cells; "
-            "give a (tokens, dimensions) tensor of real numbers"
+            f"embeddings of shape {tuple(embeddings.shape)} and type {embeddings.dtype} cannot define cells",
+            remedy="give a (tokens, dimensions) tensor of real numbers",
         )
     tokens = _allowed_tokens(allowed, len(embeddings), embeddings.device)
     table = embeddings[tokens].to(working_dtype(embeddings))
     if not table.isfinite().all():
         token = int(tokens[(~table.isfinite()).any(-1).nonzero()[0, 0]])
         raise SamplingError(
-            f"the embedding of token {token} holds a NaN or infinite value; mend it or leave the token out "
-            "with the target's `allowed` mask"
+            f"the embedding of token {token} holds a NaN or infinite value",
+            remedy="mend it or leave the token out with the target's `allowed` mask",
         )
     if len(tokens) < 2:
-        raise SamplingError(f"M = {len(tokens)}: there is nothing to sample; a target needs two or more tokens")
+        raise SamplingError(
+            f"M = {len(tokens)}: there is nothing to sample",
+            remedy="a target needs two or more tokens",
+        )
     origin = table.mean(0)
     table, axes = table - origin, None
     _refuse_duplicates(table, tokens)
@@ -148,15 +151,18 @@ def _allowed_tokens(allowed: Tensor | None, count: int, device: torch.device) ->
         return torch.arange(count, device=device)
     if allowed.shape != (count,) or allowed.dtype != torch.bool:
         raise SamplingError(
-            f"`allowed` has shape {tuple(allowed.shape)} and type {allowed.dtype}; "
-            f"it must be a bool tensor of shape ({count},)"
+            f"`allowed` has shape {tuple(allowed.shape)} and type {allowed.dtype}",
+            remedy=f"it must be a bool tensor of shape ({count},)",
         )
     return allowed.to(device).nonzero().squeeze(-1)
 
 
 def _principal_axes(table: Tensor, dimensions: int) -> Tensor:
     if not 1 <= dimensions <= table.shape[1]:
-        raise SamplingError(f"dimensions = {dimensions}: the embeddings have {table.shape[1]}; choose from 1 to that")
+        raise SamplingError(
+            f"dimensions = {dimensions}: the embeddings have {table.shape[1]}",
+            remedy="choose from 1 to that",
+        )
     covariance = widened(table).T @ widened(table)
     axes: Tensor = torch.linalg.eigh(covariance).eigenvectors.flip(-1)[:, :dimensions]
     signs = axes.gather(0, axes.abs().argmax(0, keepdim=True)).sign()  # an eigenvector's sign is arbitrary: fix it
@@ -173,5 +179,6 @@ def _refuse_duplicates(table: Tensor, tokens: Tensor) -> None:
     same = [int(tokens[i]) for i in np.flatnonzero(inverse == group)[:2]]
     raise SamplingError(
         f"tokens {same[0]} and {same[1]} have identical embeddings ({len(first)} of {len(rows)} are distinct), so "
-        "their cells coincide; leave all but one out with the target's `allowed` mask"
+        "their cells coincide",
+        remedy="leave all but one out with the target's `allowed` mask",
     )

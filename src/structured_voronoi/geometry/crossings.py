@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from structured_voronoi.core.streams import block_rows
 from structured_voronoi.geometry.cells import Cells, products
-from structured_voronoi.streams import block_rows
 
 FULL_TURN = 2 * math.pi
 NOWHERE = -1

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from structured_voronoi.streams import widened
+from structured_voronoi.core.streams import widened
 
 EMPTY = -1
 

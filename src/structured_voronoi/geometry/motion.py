@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from structured_voronoi.core.streams import Rng, widened
 from structured_voronoi.geometry.cells import Cells
 from structured_voronoi.geometry.crossings import (
     NOWHERE,
@@ -24,7 +25,6 @@ from structured_voronoi.geometry.crossings import (
     root_index,
 )
 from structured_voronoi.geometry.memo import Memo, Proposal, empty_memo
-from structured_voronoi.streams import Rng, widened
 
 
 class Particle(NamedTuple):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from structured_voronoi.automata.vocabulary import TokenAutomaton
-from structured_voronoi.streams import BLOCK
+from structured_voronoi.core.streams import BLOCK
 
 Size = Literal["position", "hidden", "token", "memory"]
 """The input of a head: the position; also the hidden state; also the next token; also the tokens so far."""

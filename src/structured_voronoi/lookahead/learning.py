@@ -21,14 +21,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from structured_voronoi.errors import SamplingError, check_count
+from structured_voronoi.core.errors import SamplingError
+from structured_voronoi.core.streams import Rng
+from structured_voronoi.core.validation import check_count
 from structured_voronoi.lookahead.heads import Head, LearntHead, PatternHead, Reader, Size
 from structured_voronoi.lookahead.lookahead import Lookahead, untrained
 from structured_voronoi.lookahead.observing import Observed
 from structured_voronoi.lookahead.settings import LookaheadSettings
 from structured_voronoi.problem.drawing import log_bound
 from structured_voronoi.problem.problem import Problem
-from structured_voronoi.streams import Rng
 
 MIN_LABEL = 1e-12
 """Labels below it count as 0."""
@@ -53,7 +54,8 @@ def fit_lookahead(problem: Problem, texts: int, seed: int, settings: LookaheadSe
         if isinstance(head, LearntHead) and float(observed.factors[:, k].max()) <= MIN_LABEL:
             raise SamplingError(
                 f"none of {texts:,} texts of the model satisfied {name}, and it is not a pattern that could be "
-                "compiled; draw more texts, give a prompt that leads there, or write it as a keyword or regex"
+                "compiled",
+                remedy="draw more texts, give a prompt that leads there, or write it as a keyword or regex",
             )
     return learn(problem, observed, settings, seed)
 

@@ -18,8 +18,9 @@ from jaxtyping import Bool, Float, Int
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from structured_voronoi.contracts import Target
-from structured_voronoi.errors import SamplingError, one_line
+from structured_voronoi.core.contracts import Target
+from structured_voronoi.core.errors import SamplingError, one_line
+from structured_voronoi.core.streams import BLOCK, in_blocks, index_at_level, widened
 from structured_voronoi.lookahead.heads import (
     Head,
     LearntHead,
@@ -41,7 +42,6 @@ from structured_voronoi.lookahead.reading import (
 from structured_voronoi.lookahead.settings import LookaheadSettings
 from structured_voronoi.problem.drawing import check_autoregressive, redraw_by, rows_to_redraw
 from structured_voronoi.problem.problem import Problem, bind
-from structured_voronoi.streams import BLOCK, in_blocks, index_at_level, widened
 
 WEIGHTS_FILE, SETTINGS_FILE = "lookahead.safetensors", "lookahead.json"
 MAX_VALUES = 2**20
@@ -384,7 +384,8 @@ class Lookahead:
             fitted_to = self.identity.get(name)
             if fitted_to != value:
                 raise SamplingError(
-                    f"the lookahead was fitted to another {name} ({fitted_to}, not {value}); fit one to this target"
+                    f"the lookahead was fitted to another {name} ({fitted_to}, not {value})",
+                    remedy="fit one to this target",
                 )
 
     def weights(self) -> dict[str, Tensor]:
@@ -419,7 +420,8 @@ class Lookahead:
                 if saved["identity"].get(key) != value:
                     raise SamplingError(
                         f"the lookahead {folder} was fitted to another {key} ({saved['identity'].get(key)!r}, not "
-                        f"{value!r}); fit one to this target"
+                        f"{value!r})",
+                        remedy="fit one to this target",
                     )
             settings = LookaheadSettings(**saved["settings"])
             made = restore(problem, saved["factors"], load_file(folder / WEIGHTS_FILE), settings)
@@ -427,7 +429,8 @@ class Lookahead:
             raise
         except Exception as error:  # the libraries below raise many kinds; each means that the folder is unusable
             raise SamplingError(
-                f"the lookahead {folder} cannot be loaded ({type(error).__name__}: {one_line(error)}); fit it again"
+                f"the lookahead {folder} cannot be loaded ({type(error).__name__}: {one_line(error)})",
+                remedy="fit it again",
             ) from error
         return replace(made, learned=bool(saved["learned"]))
 

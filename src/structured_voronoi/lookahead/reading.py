@@ -10,8 +10,8 @@ from torch import Tensor
 
 from structured_voronoi.automata.patterns import CannotCompile, compile_pattern
 from structured_voronoi.automata.vocabulary import TokenAutomaton, can_all_match, token_bytes
-from structured_voronoi.contracts import Pattern
-from structured_voronoi.errors import SamplingError
+from structured_voronoi.core.contracts import Pattern
+from structured_voronoi.core.errors import SamplingError
 from structured_voronoi.problem.drawing import log_bound, token_log_probs
 from structured_voronoi.problem.problem import Problem
 
@@ -69,7 +69,8 @@ def token_automaton(problem: Problem, name: str) -> TokenAutomaton | None:
     if not compiled.is_possible:
         limit = "" if problem.padding is None else " at most"
         raise SamplingError(
-            f"no text of {problem.length} tokens{limit} can satisfy {name}; lengthen the text or loosen the control"
+            f"no text of {problem.length} tokens{limit} can satisfy {name}",
+            remedy="lengthen the text or loosen the control",
         )
     return compiled
 
@@ -81,8 +82,8 @@ def check_patterns(problem: Problem) -> None:
     if len(compiled) > 1 and not can_all_match(list(compiled.values()), problem.length):
         limit = "" if problem.padding is None else " at most"
         raise SamplingError(
-            f"no text of {problem.length} tokens{limit} can satisfy all of {', '.join(compiled)}; lengthen the text or "
-            "leave one out"
+            f"no text of {problem.length} tokens{limit} can satisfy all of {', '.join(compiled)}",
+            remedy="lengthen the text or leave one out",
         )
 
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from structured_voronoi.errors import SamplingError
+from structured_voronoi.core.errors import SamplingError
 from structured_voronoi.models.batches import padded
 from structured_voronoi.models.classifiers import ClassifierRecipe, first_token, load_classifier, states_of
 from structured_voronoi.models.loading import Loaded
@@ -44,7 +44,7 @@ def encode_texts(texts: list[str], loaded: Loaded, recipe: ClassifierRecipe) -> 
     rows: list[list[int]] = loaded.tokenizer(texts, add_special_tokens=False)["input_ids"]
     empty = [text for text, row in zip(texts, rows, strict=True) if not row]
     if empty:
-        raise SamplingError(f"the text {empty[0]!r} has no tokens; leave out empty texts")
+        raise SamplingError(f"the text {empty[0]!r} has no tokens", remedy="leave out empty texts")
     return [row[: text_limit(loaded, recipe)] for row in rows]
 
 

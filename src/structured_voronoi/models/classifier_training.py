@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from structured_voronoi.errors import SamplingError
+from structured_voronoi.core.errors import SamplingError
 from structured_voronoi.metrics.classification import classification_report
 from structured_voronoi.models.batches import descend
 from structured_voronoi.models.classifier_reading import encode_texts, most_probable_labels, network_logits, text_limit
@@ -45,7 +45,7 @@ def train_classifier(
     the folder's config.json.
     """
     if recipe.kind not in get_args(Kind):
-        raise SamplingError(f"kind {recipe.kind!r} is unknown; choose {' or '.join(get_args(Kind))}")
+        raise SamplingError(f"kind {recipe.kind!r} is unknown", remedy=f"choose {' or '.join(get_args(Kind))}")
     check_labels(labels)
     names = sorted(set(labels))
     ids, limit = encode_texts(texts, loaded, recipe), text_limit(loaded, recipe)
@@ -122,12 +122,14 @@ def check_labels(labels: list[str]) -> None:
     counts = Counter(labels)
     if len(counts) < 2:
         raise SamplingError(
-            f"all {len(labels)} texts have the label {labels[0]!r}; a classifier needs two classes or more"
+            f"all {len(labels)} texts have the label {labels[0]!r}",
+            remedy="a classifier needs two classes or more",
         )
     rare = [label for label, count in counts.items() if count < 2]
     if rare:
         raise SamplingError(
-            f"the label {rare[0]!r} has a single text; give it two or more (one is to judge by), or leave it out"
+            f"the label {rare[0]!r} has a single text",
+            remedy="give it two or more (one is to judge by), or leave it out",
         )
 
 

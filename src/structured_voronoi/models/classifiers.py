@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from structured_voronoi.errors import SamplingError, one_line
+from structured_voronoi.core.errors import SamplingError, one_line
 from structured_voronoi.models.loading import Loaded, hidden_states
 
 Kind = Literal["light", "probe"]
@@ -83,7 +83,10 @@ def first_token(kind: str, tokenizer: Any) -> int:
         return 0
     first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     if first is None:
-        raise SamplingError("this tokenizer has no token to begin a text with, and a probe needs one; use kind light")
+        raise SamplingError(
+            "this tokenizer has no token to begin a text with, and a probe needs one",
+            remedy="use kind light",
+        )
     return int(first)
 
 
@@ -153,8 +156,8 @@ def load_classifier(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
         network.load_state_dict(tensors, assign=True)
     except Exception as error:  # the libraries below raise many kinds; each means that the folder is of no use
         raise SamplingError(
-            f"classifier {folder} cannot be loaded ({type(error).__name__}: {one_line(error)}); "
-            "give a folder written by `svs train classifier`"
+            f"classifier {folder} cannot be loaded ({type(error).__name__}: {one_line(error)})",
+            remedy="give a folder written by `svs train classifier`",
         ) from error
     return network.eval().requires_grad_(False), config
 

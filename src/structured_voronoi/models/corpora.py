@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from structured_voronoi.errors import SamplingError, check_text_file, did_you_mean, is_file, is_folder
+from structured_voronoi.core.errors import SamplingError, did_you_mean
+from structured_voronoi.core.validation import check_text_file, is_file, is_folder
 from structured_voronoi.models.restaurants import LABELS, descriptions
 
 csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # texts may be longer than the 131 072 characters of the default
@@ -41,7 +42,10 @@ def load_corpus(data: str) -> Corpus:
     texts = _read_texts(path)
     held_out = max(1, len(texts) // 20)
     if len(texts) < 20:
-        raise SamplingError(f"--data {data} holds {len(texts)} texts; training needs 20 or more, one on each line")
+        raise SamplingError(
+            f"--data {data} holds {len(texts)} texts",
+            remedy="training needs 20 or more, one on each line",
+        )
     return Corpus(texts[:-held_out], texts[-held_out:])
 
 
@@ -61,12 +65,12 @@ def labelled_texts(data: str, text_column: str, label_column: str, limit: int | 
     """Two columns of a CSV or TSV file, at most ``limit`` rows of it, rows with an empty cell left out; or, with
     ``builtin``, the built-in texts labelled with one of their attributes, `none` where a text does not mention it."""
     if limit is not None and limit < 1:
-        raise SamplingError(f"--limit {limit} leaves no texts; use 1 or more")
+        raise SamplingError(f"--limit {limit} leaves no texts", remedy="use 1 or more")
     if data == "builtin":
         return _label_builtin_texts(label_column, limit)
     path = Path(data)
     if path.suffix.lower() not in (".csv", ".tsv"):
-        raise SamplingError(f"--data {data} is neither a .csv nor a .tsv file; give one, or `builtin`")
+        raise SamplingError(f"--data {data} is neither a .csv nor a .tsv file", remedy="give one, or `builtin`")
     check_text_file(path, "--data")
     labelled = Labelled([], [])
     try:
@@ -77,7 +81,8 @@ def labelled_texts(data: str, text_column: str, label_column: str, limit: int | 
             for column in (text_column, label_column):
                 if column not in (rows.fieldnames or []):
                     raise SamplingError(
-                        f"{path} has no column {column!r}; {did_you_mean(column, rows.fieldnames or ['(none)'])}"
+                        f"{path} has no column {column!r}",
+                        remedy=did_you_mean(column, rows.fieldnames or ["(none)"]),
                     )
             for row in rows:
                 text, label = (" ".join((row[column] or "").split()) for column in (text_column, label_column))
@@ -87,15 +92,20 @@ def labelled_texts(data: str, text_column: str, label_column: str, limit: int | 
                 if limit is not None and len(labelled.texts) >= limit:
                     break
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise SamplingError(f"{path} cannot be read ({error}); give a UTF-8 CSV or TSV file with a header") from error
+        raise SamplingError(
+            f"{path} cannot be read ({error})", remedy="give a UTF-8 CSV or TSV file with a header"
+        ) from error
     if not labelled.texts:
-        raise SamplingError(f"{path} holds no row with a text and a label; give a file with some")
+        raise SamplingError(f"{path} holds no row with a text and a label", remedy="give a file with some")
     return labelled
 
 
 def _label_builtin_texts(attribute: str, limit: int | None) -> Labelled:
     if attribute not in LABELS:
-        raise SamplingError(f"the built-in texts have no label {attribute!r}; {did_you_mean(attribute, LABELS)}")
+        raise SamplingError(
+            f"the built-in texts have no label {attribute!r}",
+            remedy=did_you_mean(attribute, LABELS),
+        )
     builtin = list(descriptions(min(limit or BUILTIN_LABELLED, BUILTIN_LABELLED), seed=2))
     labels = [description.labels.get(attribute, UNSAID) for description in builtin]
     return Labelled([description.text for description in builtin], labels)
@@ -118,10 +128,10 @@ def _read_texts(path: Path) -> list[str]:
             lines: Iterable[str] = _read_ref_column(file, path) if path.suffix.lower() == ".csv" else file
             texts = [" ".join(line.split()) for line in lines]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise SamplingError(f"{path} cannot be read ({error}); give a UTF-8 text or CSV file") from error
+        raise SamplingError(f"{path} cannot be read ({error})", remedy="give a UTF-8 text or CSV file") from error
     texts = [text for text in texts if text]
     if not texts:
-        raise SamplingError(f"{path} holds no text; give a file with one text on each line")
+        raise SamplingError(f"{path} holds no text", remedy="give a file with one text on each line")
     return texts
 
 
@@ -129,7 +139,7 @@ def _read_ref_column(file: Iterable[str], path: Path) -> list[str]:
     rows = csv.DictReader(file)
     if "ref" not in (rows.fieldnames or []):
         raise SamplingError(
-            f"{path} has the columns {', '.join(rows.fieldnames or []) or '(none)'}; "
-            "the texts must be in a column `ref`"
+            f"{path} has the columns {', '.join(rows.fieldnames or []) or '(none)'}",
+            remedy="the texts must be in a column `ref`",
         )
     return [row["ref"] or "" for row in rows]

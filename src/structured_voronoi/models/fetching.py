@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from structured_voronoi.errors import SamplingError, did_you_mean
+from structured_voronoi.core.errors import SamplingError, did_you_mean
 from structured_voronoi.models.folders import cache_folder
 
 LEFT_OVER = 24 * 3600
@@ -75,7 +75,10 @@ def fetched_model(name: str) -> Path:
     """The folder of a model that was fetched before."""
     folder = model_folder(name)
     if not folder.is_dir():
-        raise SamplingError(f"the model {name} is not on this machine yet; get it with `svs models get {name}`")
+        raise SamplingError(
+            f"the model {name} is not on this machine yet",
+            remedy=f"get it with `svs models get {name}`",
+        )
     return folder
 
 
@@ -85,7 +88,7 @@ def fetch(name: str, tick: Callable[[str, int], None]) -> Path:
     Everything is made in a folder of its own that is renamed at the end, so that a kill leaves no half of a model.
     """
     if name not in WHEELS:
-        raise SamplingError(f"unknown model {name!r}; {did_you_mean(name, WHEELS)}")
+        raise SamplingError(f"unknown model {name!r}", remedy=did_you_mean(name, WHEELS))
     wheel, folder = WHEELS[name], model_folder(name)
     if folder.is_dir():
         return folder
@@ -104,8 +107,9 @@ def fetch(name: str, tick: Callable[[str, int], None]) -> Path:
                 os.rename(made, folder)
     except OSError as error:
         raise SamplingError(
-            f"{error.filename or folder.parent} cannot be written ({error.strerror or error}); make room, or name "
-            "another folder in XDG_CACHE_HOME"
+            f"{error.filename or folder.parent} cannot be written",
+            cause=error.strerror or error,
+            remedy="make room, or name another folder in XDG_CACHE_HOME",
         ) from error
     tick("", 1)
     return folder
@@ -116,8 +120,8 @@ def _check_packages(name: str, wheel: Wheel) -> None:
     lacking = [package for package in GGUF_PACKAGES if importlib.util.find_spec(package) is None]
     if wheel.inside.endswith(".gguf") and lacking:
         raise SamplingError(
-            f"the model {name} is a GGUF file, and reading it needs {' and '.join(lacking)}; "
-            "pip install 'structured-voronoi[gguf]'"
+            f"the model {name} is a GGUF file, and reading it needs {' and '.join(lacking)}",
+            remedy="pip install 'structured-voronoi[gguf]'",
         )
 
 
@@ -139,15 +143,16 @@ def _download(wheel: Wheel, into: Path) -> Path:
     if done.returncode or not files:
         said = [line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.strip()]
         raise SamplingError(
-            f"pip could not download {requirement} ({said[-1].strip() if said else 'it gave no reason'}); check the "
-            "connection and the index that pip uses, then try again"
+            f"pip could not download {requirement} ({said[-1].strip() if said else 'it gave no reason'})",
+            remedy="check the connection and the index that pip uses, then try again",
         )
     with files[0].open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != wheel.sha256:
         raise SamplingError(
-            f"{files[0].name} has the SHA-256 {found[:12]}… and not {wheel.sha256[:12]}…: it is another file than the "
-            "one this package knows, and is not used; check the index that pip uses"
+            f"{files[0].name} has the SHA-256 {found[:12]}… and not {wheel.sha256[:12]}…: it is another file than "
+            "the one this package knows, and is not used",
+            remedy="check the index that pip uses",
         )
     return files[0]
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from structured_voronoi.errors import SamplingError
+from structured_voronoi.core.errors import SamplingError
 from structured_voronoi.models.batches import fast_arithmetic
 from structured_voronoi.models.corpora import Corpus
 from structured_voronoi.models.loading import load_model, save_model
@@ -73,11 +73,17 @@ def fine_tune(
     What is unfinished is kept in ``checkpoint``, or in a folder of ``out``.
     """
     if Path(recipe.base).exists() and out.resolve() == Path(recipe.base).resolve():
-        raise SamplingError(f"--out {out} is the base model's own folder, which would be overwritten; choose another")
+        raise SamplingError(
+            f"--out {out} is the base model's own folder, which would be overwritten",
+            remedy="choose another",
+        )
     loaded = load_model(recipe.base)
     model, tokenizer = loaded
     if tokenizer.eos_token_id is None:
-        raise SamplingError(f"{recipe.base} has no end-of-text token, so that no text could end; choose another base")
+        raise SamplingError(
+            f"{recipe.base} has no end-of-text token, so that no text could end",
+            remedy="choose another base",
+        )
     context = min(recipe.context, getattr(model.config, "max_position_embeddings", None) or recipe.context)
     held_out_texts = corpus.held_out[:: -(-len(corpus.held_out) // recipe.held_out)]
     ids, held_out = (encode_whole_texts(tokenizer, texts, context) for texts in (corpus.train, held_out_texts))
@@ -117,4 +123,7 @@ def _layers(model: Any) -> nn.ModuleList:
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return module
-    raise SamplingError(f"a {type(model).__name__} keeps its layers in no list of {count}; choose another base")
+    raise SamplingError(
+        f"a {type(model).__name__} keeps its layers in no list of {count}",
+        remedy="choose another base",
+    )

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from structured_voronoi.errors import SamplingError
+from structured_voronoi.core.errors import SamplingError
 
 
 def writable_folder(path: Path, names: Sequence[str] = ()) -> Path:
@@ -23,12 +23,17 @@ def writable_folder(path: Path, names: Sequence[str] = ()) -> Path:
             if not os.access(file, os.W_OK) or file.is_dir()
         ]
         if blocked:
-            raise SamplingError(f"{blocked[0]} is in the way and cannot be replaced; move it or choose another --out")
+            raise SamplingError(
+                f"{blocked[0]} is in the way and cannot be replaced",
+                remedy="move it or choose another --out",
+            )
         return path
     except (OSError, ValueError) as error:  # a ValueError where the name holds a NUL
         reason = getattr(error, "strerror", None) or error
         raise SamplingError(
-            f"--out {str(path)[:200]} cannot be written to ({reason}); choose a folder of your own, as in --out results"
+            f"--out {str(path)[:200]} cannot be written to",
+            cause=reason,
+            remedy="choose a folder of your own, as in --out results",
         ) from error
 
 

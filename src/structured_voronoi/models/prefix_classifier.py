@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from structured_voronoi.errors import SamplingError, did_you_mean
+from structured_voronoi.core.errors import SamplingError, did_you_mean
 from structured_voronoi.models.batches import descend, padded
 
 WEIGHTS, CONFIG = "prefix_classifier.safetensors", "config.json"
@@ -99,7 +99,10 @@ class PrefixClassifier(nn.Module):
     @classmethod
     def load(cls, folder: Path) -> Self:
         if not (folder / CONFIG).exists() or not (folder / WEIGHTS).exists():
-            raise SamplingError(f"{folder} holds no {CONFIG} with {WEIGHTS}; give a folder that one was saved to")
+            raise SamplingError(
+                f"{folder} holds no {CONFIG} with {WEIGHTS}",
+                remedy="give a folder that one was saved to",
+            )
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         model = cls(config["vocabulary"], config["labels"], PrefixRecipe(**config["recipe"]))
         model.load_state_dict(load_file(folder / WEIGHTS))
@@ -107,7 +110,10 @@ class PrefixClassifier(nn.Module):
 
     def _index_of(self, label: str) -> int:
         if label not in self.labels:
-            raise SamplingError(f"the prefix classifier has no label {label!r}; {did_you_mean(label, self.labels)}")
+            raise SamplingError(
+                f"the prefix classifier has no label {label!r}",
+                remedy=did_you_mean(label, self.labels),
+            )
         return self.labels.index(label)
 
 
@@ -127,8 +133,8 @@ def train_prefix_classifier(
     names = sorted(set(labels))
     if len(texts) != len(labels) or len(names) < 2:
         raise SamplingError(
-            f"{len(texts)} texts with {len(labels)} labels, {len(names)} of them different; "
-            "give one label for each text, two different ones at least"
+            f"{len(texts)} texts with {len(labels)} labels, {len(names)} of them different",
+            remedy="give one label for each text, two different ones at least",
         )
     label_indices = torch.tensor([names.index(label) for label in labels])
     torch.manual_seed(recipe.seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from structured_voronoi.errors import SamplingError, one_line
+from structured_voronoi.core.errors import SamplingError, one_line
 
 ANSWER = "ANSWER"
 """Stands for the model's answer where the end of its turn is looked for."""
@@ -13,12 +13,13 @@ ANSWER = "ANSWER"
 def check_text(what: str, text: object) -> None:
     """Refuse what is no text, or holds what UTF-8 cannot: bytes of another encoding come as lone surrogates."""
     if not isinstance(text, str):
-        raise SamplingError(f"{what} is {text!r} and no text; give a str")
+        raise SamplingError(f"{what} is {text!r} and no text", remedy="give a str")
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise SamplingError(
-            f"{what} {text[:80]!r} is not UTF-8 at character {error.start}; write it in UTF-8"
+            f"{what} {text[:80]!r} is not UTF-8 at character {error.start}",
+            remedy="write it in UTF-8",
         ) from error
 
 
@@ -32,7 +33,7 @@ def encode_prompt(tokenizer: Any, prompt: str) -> list[int]:
     if first is not None:
         ids = [first, *ids]
     if not ids:
-        raise SamplingError("this tokenizer has no token to begin a text with; give a prompt")
+        raise SamplingError("this tokenizer has no token to begin a text with", remedy="give a prompt")
     return ids
 
 
@@ -63,8 +64,8 @@ def end_of_turn(tokenizer: Any) -> int | None:
 def _render(tokenizer: Any, prompt: str, system: str, answer: str | None = None) -> str:
     if not getattr(tokenizer, "chat_template", None):
         raise SamplingError(
-            "a chat needs a tokenizer with a chat template, and this one has none; leave --chat and --system out, or "
-            "take a model that was made for chats, smollm2 for example"
+            "a chat needs a tokenizer with a chat template, and this one has none",
+            remedy="leave --chat and --system out, or take a model that was made for chats, smollm2 for example",
         )
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": prompt})
@@ -74,8 +75,8 @@ def _render(tokenizer: Any, prompt: str, system: str, answer: str | None = None)
         rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer is None)
     except Exception as error:  # templates are programs of their own and fail in many ways
         raise SamplingError(
-            f"the tokenizer's chat template fails ({type(error).__name__}: {one_line(error)}); leave --system out, or "
-            "take another model"
+            f"the tokenizer's chat template fails ({type(error).__name__}: {one_line(error)})",
+            remedy="leave --system out, or take another model",
         ) from error
     return str(rendered)
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from structured_voronoi.errors import SamplingError
+from structured_voronoi.core.errors import SamplingError
 from structured_voronoi.models.batches import descend, padded
 from structured_voronoi.models.corpora import Corpus, Labelled
 from structured_voronoi.models.loading import head, hidden_states, quiet_libraries
@@ -183,7 +183,10 @@ def mean_loss(model: Any, rows: list[list[int]], at_a_time: int = 100) -> float:
 def perplexity(nats: float, out: Path) -> float:
     """Of this loss a token; an error where the training has come to nothing."""
     if not nats < MOST_NATS:
-        raise SamplingError(f"the training has come to a loss of {nats:.3g} nats a token; delete {out} to begin anew")
+        raise SamplingError(
+            f"the training has come to a loss of {nats:.3g} nats a token",
+            remedy=f"delete {out} to begin anew",
+        )
     return math.exp(nats)
 
 

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from structured_voronoi.stopping import Stopping
+from structured_voronoi.core.stopping import Stopping
 from structured_voronoi.storage.store import Store
 
 CHECKPOINT_STEPS, CHECKPOINT_SECONDS = 200, 120.0

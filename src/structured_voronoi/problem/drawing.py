@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from structured_voronoi.contracts import BOUND_TOLERANCE, Choose, Guidance, Redrawn, SoftReading, Start
-from structured_voronoi.errors import NoBoundError, NoStartError, SamplingError, did_you_mean
+from structured_voronoi.core.contracts import BOUND_TOLERANCE, Choose, Guidance, Redrawn, SoftReading, Start
+from structured_voronoi.core.errors import NoBoundError, NoStartError, SamplingError, did_you_mean
+from structured_voronoi.core.progress import show_note
+from structured_voronoi.core.streams import Rng, block_rows, in_blocks, inverse_cdf, widened
 from structured_voronoi.problem.problem import Evaluation, Problem, bind
-from structured_voronoi.progress import show_note
-from structured_voronoi.streams import Rng, block_rows, in_blocks, inverse_cdf, widened
 
 BLIND_TRIES, RELAXED_TRIES = 500, 1500
 """Draws of each chain that needs a start of finite energy; redraws along the relaxed target, if there is one."""
@@ -31,11 +31,13 @@ def check_autoregressive(problem: Problem, who: str) -> None:
     if not problem.is_autoregressive:
         raise SamplingError(
             f"{who} needs a target with `conditionals(tokens, start)`, a language model for example, and "
-            f"{problem.name} has none; use another sampler or start"
+            f"{problem.name} has none",
+            remedy="use another sampler or start",
         )
     if problem.temperature != 1.0:  # the conditionals of p^(1/T) are not those of p
         raise SamplingError(
-            f"{who} does not know temperatures, and this target has {problem.temperature}; use SVS alone"
+            f"{who} does not know temperatures, and this target has {problem.temperature}",
+            remedy="use SVS alone",
         )
 
 
@@ -100,8 +102,8 @@ def _check_shape(problem: Problem, name: str, value: object, shape: tuple[int, .
     if not isinstance(value, Tensor) or tuple(value.shape) != tuple(shape):
         received = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise SamplingError(
-            f"the {name} of {problem.name} are {received} for {shape[0]} rows of tokens; "
-            f"it must be a tensor of shape {tuple(shape)}"
+            f"the {name} of {problem.name} are {received} for {shape[0]} rows of tokens",
+            remedy=f"it must be a tensor of shape {tuple(shape)}",
         )
 
 
@@ -198,7 +200,8 @@ def log_acceptance(
         excess = float(chance[above][0])
         reason = reason or f"log p of the target exceeds that of the model by {excess:.6g} more than its `log_bound`"
         raise NoBoundError(
-            f"{reason}: rejection would not be exact; declare a bound that scores never exceed or use svs+refresh"
+            f"{reason}: rejection would not be exact",
+            remedy="declare a bound that scores never exceed or use svs+refresh",
         )
     return chance
 
@@ -209,7 +212,8 @@ def _check_normalised(problem: Problem, log_rest: Float[Tensor, " row"]) -> None
     if len(finite) and float(finite.max() - finite.min()) > NORMALISED_TOLERANCE:
         raise SamplingError(
             f"log_prob of {problem.name} is not the sum of its conditionals (it differs by {float(finite.min()):.4g} "
-            f"to {float(finite.max()):.4g}), so that draws from these are not the truth; set `normalised = False`"
+            f"to {float(finite.max()):.4g}), so that draws from these are not the truth",
+            remedy="set `normalised = False`",
         )
 
 
@@ -217,7 +221,10 @@ def log_bound(problem: Problem) -> float:
     """An upper bound of log p of the target minus that of the model; an error if it is not finite."""
     bound = float(getattr(problem.target, "log_bound", None) or 0.0)
     if not math.isfinite(bound):
-        raise NoBoundError(f"the target's log_bound is {bound}; rejection needs a finite one, or use svs+refresh")
+        raise NoBoundError(
+            f"the target's log_bound is {bound}",
+            remedy="rejection needs a finite one, or use svs+refresh",
+        )
     return bound
 
 
@@ -226,8 +233,8 @@ def checked_start(problem: Problem, start: Int[Tensor, "chain n"], chains: int) 
     shape = (chains, problem.length)
     if start.shape != shape or start.dtype != torch.int64:
         raise SamplingError(
-            f"start has shape {tuple(start.shape)} and type {start.dtype}; "
-            f"it must be int64 of shape {shape}: (chains, N)"
+            f"start has shape {tuple(start.shape)} and type {start.dtype}",
+            remedy=f"it must be int64 of shape {shape}: (chains, N)",
         )
     start, size = start.to(problem.device), len(problem.embeddings)
     bad = (start < 0) | (start >= size)
@@ -236,8 +243,9 @@ def checked_start(problem: Problem, start: Int[Tensor, "chain n"], chains: int) 
     if bad.any():
         chain, n = bad.nonzero()[0].tolist()
         raise SamplingError(
-            f"start holds token {int(start[chain, n])} at chain {chain}, position {n}, which is not "
-            f"allowed or outside the vocabulary of {size}; start from allowed tokens"
+            f"start holds token {int(start[chain, n])} at chain {chain}, position {n}, which is not allowed or "
+            f"outside the vocabulary of {size}",
+            remedy="start from allowed tokens",
         )
     return start
 
@@ -246,8 +254,8 @@ def refuse_impossible_start(tokens: Int[Tensor, "chain n"], possible: Bool[Tenso
     """Refuse tokens to start from that the target holds to be impossible."""
     for chain in (~possible).nonzero().squeeze(-1).tolist()[:1]:
         raise SamplingError(
-            f"the start of chain {chain}, tokens {tokens[chain].tolist()}, has no finite energy; "
-            "start from a state with positive probability"
+            f"the start of chain {chain}, tokens {tokens[chain].tolist()}, has no finite energy",
+            remedy="start from a state with positive probability",
         )
 
 
@@ -332,8 +340,11 @@ def refuse_endless(problem: Problem, tries: int, ended: int, began: float) -> No
     """Give up on texts that must end, but hardly ever do; not before some seconds, as many tries may be cheap."""
     if tries >= ENDLESS and ended < LEAST_ENDED * tries and seconds_of_work() - began > PATIENCE:
         raise NoStartError(
-            f"{ended} of {tries} texts ended within {problem.length} tokens; raise the length (--length on the command "
-            "line), give a stop string, or take texts that need not end (--ends never)"
+            f"{ended} of {tries} texts ended within {problem.length} tokens",
+            remedy=(
+                "raise the length (--length on the command line), give a stop string, or take texts that need "
+                "not end (--ends never)"
+            ),
         )
 
 
@@ -349,7 +360,8 @@ def _check_start_word(problem: Problem, start: Start, chains: int) -> None:
     if start is not None and (not isinstance(start, str) or start not in ("random", "ancestral")):
         choices = did_you_mean(str(start), ["random", "ancestral"])
         raise SamplingError(
-            f"start = {start!r} is not possible; {choices}; or an int64 tensor of shape {(chains, problem.length)}"
+            f"start = {start!r} is not possible; {choices}",
+            remedy=f"or an int64 tensor of shape {(chains, problem.length)}",
         )
 
 

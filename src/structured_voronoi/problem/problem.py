@@ -10,10 +10,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from structured_voronoi.contracts import TARGET_ABILITIES, Guidance, Pattern, Target
-from structured_voronoi.errors import SamplingError, check_positive, refuse_misspelt
+from structured_voronoi.core.contracts import TARGET_ABILITIES, Guidance, Pattern, Target
+from structured_voronoi.core.errors import SamplingError
+from structured_voronoi.core.streams import MEMORY, block_rows, in_blocks, widened
+from structured_voronoi.core.validation import check_positive, refuse_misspelt
 from structured_voronoi.geometry.cells import Cells, cells_of, spacing, working_dtype
-from structured_voronoi.streams import MEMORY, block_rows, in_blocks, widened
 
 
 class Evaluation(NamedTuple):
@@ -140,15 +141,18 @@ class Problem:
         """The box K in the coordinates of the cells' table: what the uniform base needs."""
         if self.box is None:
             raise SamplingError(
-                "the uniform base needs a bounded space and this target has no `box`; "
-                "give it one or use base='gaussian'"
+                "the uniform base needs a bounded space and this target has no `box`",
+                remedy="give it one or use base='gaussian'",
             )
         check_positive(box=self.box)
         low, high = -self.box - cells.origin, self.box - cells.origin
         outside = ((cells.table < low) | (cells.table > high)).any(-1).nonzero()
         if len(outside):
             token = int(cells.tokens[outside[0, 0]])
-            raise SamplingError(f"box = {self.box} leaves out the embedding of token {token}; choose a larger box")
+            raise SamplingError(
+                f"box = {self.box} leaves out the embedding of token {token}",
+                remedy="choose a larger box",
+            )
         return low, high
 
     def _leaves_out_tokens(self) -> bool:
@@ -162,9 +166,12 @@ class Problem:
                 if isinstance(self.allowed, Tensor)
                 else f"type {type(self.allowed).__name__}"
             )
-            raise SamplingError(f"`allowed` has {got}; it must be a bool tensor of shape ({size},)")
+            raise SamplingError(f"`allowed` has {got}", remedy=f"it must be a bool tensor of shape ({size},)")
         if not self.allowed.any():
-            raise SamplingError("`allowed` leaves out every token: there is nothing to sample; allow two or more")
+            raise SamplingError(
+                "`allowed` leaves out every token: there is nothing to sample",
+                remedy="allow two or more",
+            )
         return not bool(self.allowed.all())
 
     def _check_padding(self) -> None:
@@ -174,7 +181,8 @@ class Problem:
         is_token = isinstance(self.padding, int) and 0 <= self.padding < len(self.embeddings)
         if not is_token or (self.allowed is not None and not self.allowed[self.padding]):
             raise SamplingError(
-                f"`padding` is {self.padding!r}, which is no token that may be sampled; name an allowed one"
+                f"`padding` is {self.padding!r}, which is no token that may be sampled",
+                remedy="name an allowed one",
             )
 
     def _evaluate_block(self, block: Tensor, guidance: Guidance) -> tuple[Tensor, Tensor]:
@@ -198,8 +206,8 @@ class Problem:
             if not isinstance(value, Tensor) or tuple(value.shape) != tuple(shape):
                 got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"type {type(value).__name__}"
                 raise SamplingError(
-                    f"the {name} of {self.name} has {got} for {len(tokens)} rows of tokens; "
-                    f"it must be a tensor of shape {tuple(shape)}"
+                    f"the {name} of {self.name} has {got} for {len(tokens)} rows of tokens",
+                    remedy=f"it must be a tensor of shape {tuple(shape)}",
                 )
 
 
@@ -208,17 +216,18 @@ def _check_target(target: Target) -> None:
     for name in ("embeddings", "length", "log_prob"):
         if not hasattr(target, name):
             raise SamplingError(
-                f"{type(target).__name__} is not a target: it has no `{name}`; a target has `embeddings` (M, d), "
-                "`length` and `log_prob(tokens)`"
+                f"{type(target).__name__} is not a target: it has no `{name}`",
+                remedy="a target has `embeddings` (M, d), `length` and `log_prob(tokens)`",
             )
     if not isinstance(target.embeddings, Tensor) or target.embeddings.ndim != 2:
         raise SamplingError(
-            f"the embeddings of {type(target).__name__} are no (M, d) tensor but {type(target.embeddings).__name__}; "
-            "give a torch tensor with one row for each token"
+            f"the embeddings of {type(target).__name__} are no (M, d) tensor but {type(target.embeddings).__name__}",
+            remedy="give a torch tensor with one row for each token",
         )
     if not isinstance(target.length, int) or target.length < 1:
         raise SamplingError(
-            f"N = {target.length!r}: the target has no positions; its length must be 1 or more, a whole number"
+            f"N = {target.length!r}: the target has no positions",
+            remedy="its length must be 1 or more, a whole number",
         )
 
 

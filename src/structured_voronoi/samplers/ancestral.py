@@ -10,8 +10,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from structured_voronoi.contracts import Info, Start, Target, blank_info
-from structured_voronoi.errors import SamplingError
+from structured_voronoi.core.contracts import Info, Start, Target, blank_info
+from structured_voronoi.core.errors import SamplingError
+from structured_voronoi.core.streams import BLOCK, Rng, widened, widest_dtype
 from structured_voronoi.problem.drawing import (
     ancestral_draw,
     check_autoregressive,
@@ -24,7 +25,6 @@ from structured_voronoi.problem.drawing import (
     which_ended,
 )
 from structured_voronoi.problem.problem import Problem, bind
-from structured_voronoi.streams import BLOCK, Rng, widened, widest_dtype
 
 WHO = "ancestral sampling"
 AT_A_TIME = 64
@@ -54,7 +54,8 @@ class Ancestral:
         if not problem.normalised:
             raise SamplingError(
                 "ancestral sampling does not see a suffix, the end of the text or controls; use sv.Rejection(), or "
-                "sv.Cycle(sv.SVS(), sv.Refresh()); on the command line --sampler auto"
+                "sv.Cycle(sv.SVS(), sv.Refresh())",
+                remedy="on the command line --sampler auto",
             )
         return State(forgettable_start(problem, rng, start))
 
@@ -135,11 +136,12 @@ def _give_up(problem: Problem, drawn: Tensor, lost: Tensor, refused: Tensor, end
     refuse_endless(problem, ended + int(endless.sum()), ended, began)
     if int(lost.max()) >= TRIES:
         raise SamplingError(
-            f"the model had no finite log p for {TRIES} texts of one chain in turn; its weights may be "
-            "damaged, or its dtype too narrow: try another"
+            f"the model had no finite log p for {TRIES} texts of one chain in turn",
+            remedy="its weights may be damaged, or its dtype too narrow: try another",
         )
     if int(refused.max()) >= REFUSED_TRIES:
         raise SamplingError(
-            f"{REFUSED_TRIES:,} texts of one chain in turn were refused: the model hardly ever draws the "
-            "tokens that are `allowed`; allow more of them, or mask the conditionals of the target itself"
+            f"{REFUSED_TRIES:,} texts of one chain in turn were refused: the model hardly ever draws the tokens that "
+            "are `allowed`",
+            remedy="allow more of them, or mask the conditionals of the target itself",
         )

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.contracts import Info, Sampler, Start, Synchronised, Target, merge_infos, tune
-from structured_voronoi.errors import SamplingError
+from structured_voronoi.core.contracts import Info, Sampler, Start, Synchronised, Target, merge_infos, tune
+from structured_voronoi.core.errors import SamplingError
+from structured_voronoi.core.streams import Rng
 from structured_voronoi.problem.problem import Problem, bind
-from structured_voronoi.streams import Rng
 
 
 class State(NamedTuple):
@@ -34,12 +34,13 @@ class Cycle:
 
     def __init__(self, *samplers: Sampler) -> None:
         if len(samplers) < 2:
-            raise SamplingError(f"a cycle of {len(samplers)} samplers; give two or more")
+            raise SamplingError(f"a cycle of {len(samplers)} samplers", remedy="give two or more")
         for sampler in samplers:
             if not hasattr(sampler, "synchronise"):
                 raise SamplingError(
                     f"{type(sampler).__name__} cannot take part in a cycle: it draws every text anew, or has no "
-                    "`synchronise`; use it alone, or another sampler"
+                    "`synchronise`",
+                    remedy="use it alone, or another sampler",
                 )
         object.__setattr__(self, "samplers", samplers)
 

@@ -16,12 +16,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from structured_voronoi.contracts import Info, Start, Synchronised, Target, blank_info, count_redraws
-from structured_voronoi.errors import NoStartError, check_count
+from structured_voronoi.core.contracts import Info, Start, Synchronised, Target, blank_info, count_redraws
+from structured_voronoi.core.errors import NoStartError
+from structured_voronoi.core.streams import Rng, inverse_cdf
+from structured_voronoi.core.validation import check_count
 from structured_voronoi.lookahead.lookahead import Lookahead, Proposal
 from structured_voronoi.problem.drawing import check_autoregressive, checked_start, refuse_impossible_start
 from structured_voronoi.problem.problem import Problem, bind
-from structured_voronoi.streams import Rng, inverse_cdf
 
 START_TRIES, START_ROUNDS = 8, 100
 """Proposals, or as many as a choice has, among which a chain looks for its first text; and how often, at most."""
@@ -101,7 +102,8 @@ class Guided:
                 return text
         raise NoStartError(
             f"{len(lost)} of {len(rng)} chains found no text of finite energy among {START_ROUNDS * tries} proposals "
-            "each; fit the lookahead on more texts, or give tokens to start from"
+            "each",
+            remedy="fit the lookahead on more texts, or give tokens to start from",
         )
 
     def step(self, target: Target | Problem, rng: Rng, state: State) -> tuple[State, Info]:

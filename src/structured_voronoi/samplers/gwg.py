@@ -11,12 +11,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.contracts import Guidance, Info, Target
-from structured_voronoi.errors import check_choice, check_positive
+from structured_voronoi.core.contracts import Guidance, Info, Target
+from structured_voronoi.core.streams import Rng, inverse_cdf
+from structured_voronoi.core.validation import check_choice, check_positive
 from structured_voronoi.geometry.cells import Cells, products
 from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.samplers.token_metropolis import State, TokenMetropolis, in_chain_blocks
-from structured_voronoi.streams import Rng, inverse_cdf
 
 
 @dataclass(frozen=True)

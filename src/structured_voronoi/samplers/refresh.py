@@ -16,11 +16,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.contracts import Info, Start, Synchronised, Target, blank_info, count_redraws, merge_infos
-from structured_voronoi.errors import check_count
+from structured_voronoi.core.contracts import Info, Start, Synchronised, Target, blank_info, count_redraws, merge_infos
+from structured_voronoi.core.streams import Rng, widened
+from structured_voronoi.core.validation import check_count
 from structured_voronoi.problem.drawing import check_autoregressive, find_start, redraw, token_log_probs
 from structured_voronoi.problem.problem import Problem, bind
-from structured_voronoi.streams import Rng, widened
 
 if TYPE_CHECKING:  # redraws of the plain model need nothing of lookaheads
     from structured_voronoi.lookahead.lookahead import Lookahead, Proposal

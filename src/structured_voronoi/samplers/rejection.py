@@ -16,8 +16,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from structured_voronoi.contracts import Info, Start, Target, blank_info
-from structured_voronoi.errors import SamplingError, check_count, check_finite
+from structured_voronoi.core.contracts import Info, Start, Target, blank_info
+from structured_voronoi.core.errors import SamplingError
+from structured_voronoi.core.streams import Rng, widened, widest_dtype
+from structured_voronoi.core.validation import check_count, check_finite
 from structured_voronoi.lookahead.lookahead import Lookahead, Proposal
 from structured_voronoi.problem.drawing import (
     check_autoregressive,
@@ -31,7 +33,6 @@ from structured_voronoi.problem.drawing import (
     show_tries,
 )
 from structured_voronoi.problem.problem import Problem, bind
-from structured_voronoi.streams import Rng, widened, widest_dtype
 
 WHO = "rejection sampling"
 REMEDY = "lower the weight, loosen the control or use svs+refresh"
@@ -148,8 +149,9 @@ class Rejection:
     def _give_up(self, rng: Rng, tried: Tensor, best: Tensor, chains: Tensor) -> None:
         for chain in chains[tried[chains] >= self.max_tries].tolist()[:1]:
             raise SamplingError(
-                f"chain {int(rng.chains[chain])} had {int(tried[chain]):,} tries and none was accepted; the best would "
-                f"have been accepted with probability {math.exp(float(best[chain])):.2g}; {REMEDY}"
+                f"chain {int(rng.chains[chain])} had {int(tried[chain]):,} tries and none was accepted; the best "
+                f"would have been accepted with probability {math.exp(float(best[chain])):.2g}",
+                remedy=f"{REMEDY}",
             )
 
 

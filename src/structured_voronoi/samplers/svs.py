@@ -17,8 +17,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from structured_voronoi.contracts import Chains, Guidance, Info, Start, Synchronised, Target
-from structured_voronoi.errors import SamplingError, check_choice, check_count, check_finite, check_positive
+from structured_voronoi.core.contracts import Chains, Guidance, Info, Start, Synchronised, Target
+from structured_voronoi.core.errors import SamplingError
+from structured_voronoi.core.streams import MEMORY, Rng
+from structured_voronoi.core.validation import check_choice, check_count, check_finite, check_positive
 from structured_voronoi.geometry.cells import Cells
 from structured_voronoi.geometry.memo import Memo, Proposal, empty_memo
 from structured_voronoi.geometry.motion import (
@@ -35,11 +37,10 @@ from structured_voronoi.geometry.motion import (
 )
 from structured_voronoi.problem.drawing import find_start
 from structured_voronoi.problem.problem import Problem, bind
-from structured_voronoi.streams import MEMORY, Rng
 
 if TYPE_CHECKING:
+    from structured_voronoi.baselines.svs_paper import PaperSVS
     from structured_voronoi.geometry.masses import Masses
-    from structured_voronoi.samplers.svs_paper import PaperSVS
 
 PILOT_SCALES = (0.08, 0.12, 0.16, 0.22, 0.3, 0.45, 0.7, 1.0)
 PILOT_CHAINS, PILOT_EVALUATIONS, PILOT_STEPS = 8, 32, 100
@@ -120,8 +121,9 @@ class SVS:
                 check_positive(masses=mass)
         if self.base == "uniform" and (self.walls == "open" or self.masses == "estimated"):
             raise SamplingError(
-                f"walls={self.walls!r}, masses={self.masses!r} do not go with the uniform base, which has closed cells "
-                "of equal or given volume; set walls='closed' and masses='equal' or a tuple of volumes"
+                f"walls={self.walls!r}, masses={self.masses!r} do not go with the uniform base, which has closed "
+                "cells of equal or given volume",
+                remedy="set walls='closed' and masses='equal' or a tuple of volumes",
             )
 
     @staticmethod
@@ -132,7 +134,7 @@ class SVS:
         base: Literal["gaussian", "uniform"] = "gaussian",
     ) -> PaperSVS:
         """The paper's algorithm: leapfrog, the α grid of Find Discontinuity, RefractReflect."""
-        from structured_voronoi.samplers.svs_paper import PaperSVS
+        from structured_voronoi.baselines.svs_paper import PaperSVS
 
         return PaperSVS(step_size, discontinuity_step, metropolis, base)
 
@@ -254,7 +256,8 @@ class SVS:
         if self.base == "uniform":
             if cells.axes is not None:
                 raise SamplingError(
-                    "dimensions does not go with the uniform base, whose box has them all; leave it out"
+                    "dimensions does not go with the uniform base, whose box has them all",
+                    remedy="leave it out",
                 )
             return Space(cells, Straight(*problem.box_bounds(cells)), self._masses(cells, rng, 0.0))
         assert self.scale != "auto"
@@ -271,7 +274,8 @@ class SVS:
             return estimated_masses(cells, sigma, noise)
         if len(self.masses) != len(cells.cell_of):
             raise SamplingError(
-                f"masses holds {len(self.masses)} numbers for {len(cells.cell_of)} tokens; give one for each"
+                f"masses holds {len(self.masses)} numbers for {len(cells.cell_of)} tokens",
+                remedy="give one for each",
             )
         return GivenMasses(cells.half_norm.new_tensor(self.masses)[cells.tokens].log())
 

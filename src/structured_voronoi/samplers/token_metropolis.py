@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.contracts import Guidance, Info, Start, Synchronised, Target, blank_info
+from structured_voronoi.core.contracts import Guidance, Info, Start, Synchronised, Target, blank_info
+from structured_voronoi.core.streams import Rng, block_rows
 from structured_voronoi.geometry.cells import Cells
 from structured_voronoi.problem.drawing import find_start
 from structured_voronoi.problem.problem import Evaluation, Problem, bind
-from structured_voronoi.streams import Rng, block_rows
 
 
 class State(NamedTuple):

@@ -15,12 +15,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from structured_voronoi.contracts import Info, Start, Synchronised, Target, blank_info
+from structured_voronoi.core.contracts import Info, Start, Synchronised, Target, blank_info
+from structured_voronoi.core.streams import Rng
 from structured_voronoi.geometry.cells import Cells
 from structured_voronoi.geometry.motion import Rotation, Straight, settle
 from structured_voronoi.problem.drawing import find_start
 from structured_voronoi.problem.problem import Evaluation, Problem, bind
-from structured_voronoi.streams import Rng
 
 Base = Literal["gaussian", "uniform"]
 

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from structured_voronoi.errors import SamplingError
+from structured_voronoi.core.errors import SamplingError
 
 REAL = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64} | {
     torch.float16,
@@ -67,7 +67,10 @@ def _describe_node(value: Any, template: Any, path: str, tensors: dict[str, Tens
         like = template if isinstance(template, tuple) and len(template) == len(value) else (None,) * len(value)
         names = getattr(value, "_fields", range(len(value)))
         if hasattr(value, "_fields") and type(template) is not type(value):
-            raise SamplingError(f"{path} was a {type(template).__name__} at first; begin with a {type(value).__name__}")
+            raise SamplingError(
+                f"{path} was a {type(template).__name__} at first",
+                remedy=f"begin with a {type(value).__name__}",
+            )
         parts = zip(names, value, like, strict=True)
         return {"tuple": [_describe_node(part, its, f"{path}.{key}", tensors) for key, part, its in parts]}
     if isinstance(value, list):
@@ -77,8 +80,8 @@ def _describe_node(value: Any, template: Any, path: str, tensors: dict[str, Tens
     if is_constant(value) and type(value) is type(template):
         return {"constant": type(value).__name__}
     raise SamplingError(
-        f"{path} is of type {type(value).__name__}, which a checkpoint cannot hold; keep tensors, numbers and words "
-        "there, and what never changes in a frozen dataclass"
+        f"{path} is of type {type(value).__name__}, which a checkpoint cannot hold",
+        remedy="keep tensors, numbers and words there, and what never changes in a frozen dataclass",
     )
 
 
@@ -184,8 +187,8 @@ def changes(base: Any, made: Any, path: str, put: Callable[[Any], str | None]) -
             "fields": {name: changes(getattr(base, name), getattr(made, name), f"{path}.{name}", put) for name in names}
         }
     raise SamplingError(
-        f"{path} was tuned to a {type(made).__name__}, which a checkpoint cannot hold; make the sampler a frozen "
-        "dataclass whose tuned fields are numbers, words or a Lookahead"
+        f"{path} was tuned to a {type(made).__name__}, which a checkpoint cannot hold",
+        remedy="make the sampler a frozen dataclass whose tuned fields are numbers, words or a Lookahead",
     )
 
 

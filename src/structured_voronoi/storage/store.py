@@ -23,7 +23,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from structured_voronoi.errors import SamplingError, is_folder
+from structured_voronoi.core.errors import SamplingError
+from structured_voronoi.core.validation import is_folder
 
 FORMAT = 1
 MANIFEST, LOCK, NEW = "manifest.json", "run.lock", ".new"
@@ -82,14 +83,18 @@ class Manifest:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             is_whole = False
         if not is_whole:
-            raise DamagedError(f"{path} is damaged: its checksum does not fit; begin anew in another folder")
+            raise DamagedError(f"{path} is damaged: its checksum does not fit", remedy="begin anew in another folder")
         if written_as != FORMAT:
             raise SamplingError(
-                f"{path} has format {written_as}, this version reads {FORMAT}; use the one that wrote it"
+                f"{path} has format {written_as}, this version reads {FORMAT}",
+                remedy="use the one that wrote it",
             )
         outside = [name for name in manifest.parts if not PART_NAME.fullmatch(name)]
         if outside:
-            raise SamplingError(f"{path} names {outside[0]!r}, which is no part's name; begin anew in another folder")
+            raise SamplingError(
+                f"{path} names {outside[0]!r}, which is no part's name",
+                remedy="begin anew in another folder",
+            )
         return manifest
 
     @property
@@ -102,7 +107,7 @@ class Manifest:
         """The bytes of a part, compared with its checksum."""
         said = _damage(folder / name, self.parts[name])
         if said:
-            raise DamagedError(f"{said}; restore it, or begin anew in another folder")
+            raise DamagedError(f"{said}", remedy="restore it, or begin anew in another folder")
         return (folder / name).read_bytes()
 
     def damage(self, folder: Path) -> list[str]:
@@ -114,13 +119,16 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of a folder that somebody may be writing to."""
     path = folder / MANIFEST
     if not is_folder(folder):
-        raise SamplingError(f"{folder} is no folder; name one that a run was kept in with --checkpoint")
+        raise SamplingError(f"{folder} is no folder", remedy="name one that a run was kept in with --checkpoint")
     if not path.is_file():
-        raise SamplingError(f"{folder} holds no {MANIFEST}, so that it is no checkpoint; name a folder that is one")
+        raise SamplingError(
+            f"{folder} holds no {MANIFEST}, so that it is no checkpoint",
+            remedy="name a folder that is one",
+        )
     try:
         return Manifest.decode(path.read_bytes(), path)
     except OSError as error:
-        raise SamplingError(f"{path} cannot be read ({error.strerror}); make it readable") from error
+        raise SamplingError(f"{path} cannot be read ({error.strerror})", remedy="make it readable") from error
 
 
 class Store:
@@ -138,7 +146,9 @@ class Store:
         except OSError as error:
             self._refuse(self.folder, error)
         except ValueError as error:  # its name holds a NUL
-            raise SamplingError(f"the checkpoint {str(folder)!r} cannot be written ({error}); write a name") from error
+            raise SamplingError(
+                f"the checkpoint {str(folder)!r} cannot be written ({error})", remedy="write a name"
+            ) from error
         try:
             self._look_around(resume)
         except OSError as error:
@@ -174,7 +184,8 @@ class Store:
         """Refuse to go on with a run of another command; nothing else need be known for that."""
         if self.manifest is not None and self.manifest.kind != kind:
             raise SamplingError(
-                f"{self.folder} holds a run of {self.manifest.kind}, not of {kind}; choose another folder"
+                f"{self.folder} holds a run of {self.manifest.kind}, not of {kind}",
+                remedy="choose another folder",
             )
 
     def begin(self, kind: str, settings: Mapping[str, Any], versions: Mapping[str, str]) -> None:
@@ -187,8 +198,8 @@ class Store:
         self.check_kind(kind)
         for name, old, new in _differences(self.manifest.settings, asked):
             raise SamplingError(
-                f"{self.folder} holds a run with another {name} ({_short(old)}, not {_short(new)}); "
-                "ask for the same again, or choose another folder"
+                f"{self.folder} holds a run with another {name} ({_short(old)}, not {_short(new)})",
+                remedy="ask for the same again, or choose another folder",
             )
 
     @property
@@ -220,7 +231,10 @@ class Store:
         drop, parts = list(drop), dict(self.run.parts)
         assert not parts.keys() & new.keys()
         if outside := [name for name in new if not PART_NAME.fullmatch(name)]:  # a worker may send any
-            raise SamplingError(f"{outside[0]!r} is no part's name; write letters, digits, and - . _ between them")
+            raise SamplingError(
+                f"{outside[0]!r} is no part's name",
+                remedy="write letters, digits, and - . _ between them",
+            )
         parts |= {name: Part(hashlib.sha256(data).hexdigest(), len(data)) for name, data in new.items()}
         for name in drop:
             del parts[name]
@@ -260,9 +274,9 @@ class Store:
             return
         self.manifest = read_manifest(self.folder)
         if not resume:
-            raise SamplingError(f"{self.folder} holds a run already; add --resume or choose another folder")
+            raise SamplingError(f"{self.folder} holds a run already", remedy="add --resume or choose another folder")
         for said in self.manifest.damage(self.folder):
-            raise DamagedError(f"{said}; restore it, or begin anew in another folder")
+            raise DamagedError(f"{said}", remedy="restore it, or begin anew in another folder")
         for leftover in self.folder.glob(f"**/*{NEW}"):
             leftover.unlink(missing_ok=True)
 
@@ -271,7 +285,10 @@ class Store:
         names = {path.name for path in self.folder.iterdir()}
         foreign = sorted(names - {LOCK, MANIFEST + NEW, RAY})
         if foreign and MANIFEST not in names:
-            raise SamplingError(f"{self.folder} holds other files ({foreign[0]}); choose a new or an empty folder")
+            raise SamplingError(
+                f"{self.folder} holds other files ({foreign[0]})",
+                remedy="choose a new or an empty folder",
+            )
 
     def _refuse_linked_folders(self) -> None:
         """Raise an error if a link to a folder would make the run write outside its own folder."""
@@ -279,8 +296,8 @@ class Store:
             for path in (Path(place, name) for name in folders):
                 if path.is_symlink():
                     raise SamplingError(
-                        f"{path} is a link to a folder, and checkpoints do not follow links; replace it by the folder "
-                        "itself, or choose another checkpoint folder"
+                        f"{path} is a link to a folder, and checkpoints do not follow links",
+                        remedy="replace it by the folder itself, or choose another checkpoint folder",
                     )
             if place == str(self.folder) and RAY in folders:
                 folders.remove(RAY)  # Ray makes links of its own there
@@ -292,7 +309,7 @@ class Store:
         cause = error.strerror
         if isinstance(error, FileExistsError):
             cause = "it is a file" if path.exists() else "it is a link that leads nowhere"
-        raise SamplingError(f"the checkpoint {path} cannot be written ({cause}); {remedy}") from error
+        raise SamplingError(f"the checkpoint {path} cannot be written ({cause})", remedy=f"{remedy}") from error
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -356,8 +373,9 @@ class LineFile:
             raise
         except OSError as error:
             raise SamplingError(
-                f"{self.path} cannot be written ({error.strerror}); the lines before are whole: make room, or choose "
-                "another file"
+                f"{self.path} cannot be written",
+                cause=error.strerror,
+                remedy="the lines before are whole: make room, or choose another file",
             ) from error
 
     def _begin(self, data: list[bytes]) -> list[bytes]:
@@ -380,7 +398,8 @@ def _take_lock(folder: Path) -> int:
         holder = os.pread(lock, LOCK_BYTES, 0).decode(errors="replace").strip() or "another"
         os.close(lock)
         raise SamplingError(
-            f"{folder} is in use by process {holder}; wait until it has ended, or choose another folder"
+            f"{folder} is in use by process {holder}",
+            remedy="wait until it has ended, or choose another folder",
         ) from None
     except OSError:
         os.close(lock)
@@ -412,7 +431,10 @@ def _open_lock(path: Path) -> int:
 
 
 def _lock_error(path: Path, cause: str) -> SamplingError:
-    return SamplingError(f"the lock {path} {cause} and is not used; remove it, or choose another checkpoint folder")
+    return SamplingError(
+        f"the lock {path} {cause} and is not used",
+        remedy="remove it, or choose another checkpoint folder",
+    )
 
 
 def _damage(path: Path, part: Part) -> str | None:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from structured_voronoi.errors import SamplingError
+from structured_voronoi.core.errors import SamplingError
 from structured_voronoi.targets.tabular import TabularTarget
 
 TOY_PROBABILITIES = (0.05, 0.15, 0.3, 0.5)
@@ -33,8 +33,8 @@ class CategoricalTarget(TabularTarget):
     ) -> None:
         if log_prob.ndim != 1:
             raise SamplingError(
-                f"log_prob has shape {tuple(log_prob.shape)}; one number for each element is needed, "
-                "or sv.TabularTarget for sequences"
+                f"log_prob has shape {tuple(log_prob.shape)}",
+                remedy="one number for each element is needed, or sv.TabularTarget for sequences",
             )
         super().__init__(embeddings, log_prob, gradient)
         if box is not None:
@@ -42,8 +42,8 @@ class CategoricalTarget(TabularTarget):
             if not 0 < box < float("inf") or len(outside):
                 where = f"leaves out the embedding of token {int(outside[0, 0])}" if len(outside) else "is no size"
                 raise SamplingError(
-                    f"box = {box} {where}; the largest coordinate is {float(embeddings.abs().max()):g}, "
-                    "choose a larger box"
+                    f"box = {box} {where}",
+                    remedy=f"the largest coordinate is {float(embeddings.abs().max()):g}, choose a larger box",
                 )
         self.box = box
 

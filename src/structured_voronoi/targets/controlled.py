@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.contracts import (
+from structured_voronoi.core.contracts import (
     BOUND_TOLERANCE,
     CONTROL_ABILITIES,
     Choose,
@@ -21,15 +21,10 @@ from structured_voronoi.contracts import (
     Redrawn,
     SoftReading,
 )
-from structured_voronoi.errors import (
-    CONTROL_SECONDS,
-    NoBoundError,
-    SamplingError,
-    check_positive,
-    refuse_misspelt,
-    user_code,
-)
-from structured_voronoi.streams import widened
+from structured_voronoi.core.errors import NoBoundError, SamplingError
+from structured_voronoi.core.streams import widened
+from structured_voronoi.core.user_code import CONTROL_SECONDS, user_code
+from structured_voronoi.core.validation import check_positive, refuse_misspelt
 from structured_voronoi.targets.ending import Ending
 from structured_voronoi.targets.language_model import LanguageModel
 
@@ -57,7 +52,7 @@ class Controlled:
 
     Guidance comes from the language model and from the controls that have a gradient; the others are sampled exactly
     all the same, they just do not steer. A control that takes more than ``timeout`` seconds for some texts is ended
-    with an error, where that can be done (`user_code` in structured_voronoi.errors); None waits for ever.
+    with an error, where that can be done (`user_code` in structured_voronoi.core.errors); None waits for ever.
     """
 
     masks_itself = True
@@ -70,7 +65,7 @@ class Controlled:
         self, model: LanguageModel, controls: Mapping[Control, float], timeout: float | None = CONTROL_SECONDS
     ) -> None:
         if not controls:
-            raise SamplingError("no control was given; sample the language model itself, or add a control")
+            raise SamplingError("no control was given", remedy="sample the language model itself, or add a control")
         check_positive(timeout=timeout)
         self.model, self.timeout, self._asked = model, timeout, dict(controls)
         self._weighted = []
@@ -81,7 +76,10 @@ class Controlled:
         names = [weighted.control.name for weighted in self._weighted]
         repeated = {name for name in names if names.count(name) > 1}
         if repeated:
-            raise SamplingError(f"two controls are called {repeated.pop()!r}; leave one out, or give it another name")
+            raise SamplingError(
+                f"two controls are called {repeated.pop()!r}",
+                remedy="leave one out, or give it another name",
+            )
         self.embeddings, self.length, self.allowed = model.embeddings, model.length, model.allowed
         self.tokenizer, self.decode, self.prompt = model.tokenizer, model.decode, model.prompt
         self.stop, self.system = model.stop, model.system
@@ -145,8 +143,8 @@ class Controlled:
         for control, weight, bound, *_ in self._weighted:
             if weight and not math.isfinite(bound):
                 raise NoBoundError(
-                    f"control {control.name!r} has the bound {bound}, so that rejection is impossible; "
-                    "declare a `bound` that its scores never exceed or use svs+refresh"
+                    f"control {control.name!r} has the bound {bound}, so that rejection is impossible",
+                    remedy="declare a `bound` that its scores never exceed or use svs+refresh",
                 )
             total += weight * bound if weight else 0.0
         return total
@@ -238,16 +236,19 @@ class Controlled:
 def _bind_control(control: Control, weight: object, model: LanguageModel) -> _Weighted:
     if not isinstance(control, Control):
         raise SamplingError(
-            f"{control!r} is not a control: it needs a `name` and `log_prob(tokens, texts)`; "
-            "wrap a function of the text in sv.controls.Predicate"
+            f"{control!r} is not a control: it needs a `name` and `log_prob(tokens, texts)`",
+            remedy="wrap a function of the text in sv.controls.Predicate",
         )
     if not isinstance(control.name, str) or not control.name:
         raise SamplingError(
-            f"the name of a control, a {type(control).__name__}, is {control.name!r}; give it a text that tells it "
-            "from others"
+            f"the name of a control, a {type(control).__name__}, is {control.name!r}",
+            remedy="give it a text that tells it from others",
         )
     if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 <= weight < math.inf:
-        raise SamplingError(f"the weight of {control.name} is {weight!r}; give a number ≥ 0, for example 1.0")
+        raise SamplingError(
+            f"the weight of {control.name} is {weight!r}",
+            remedy="give a number ≥ 0, for example 1.0",
+        )
     refuse_misspelt(control, CONTROL_ABILITIES, "control")
     bind: Any = getattr(control, "bind", None)
     bound_control: Any = control if bind is None else bind(model)
@@ -269,8 +270,8 @@ def _check_scores(control: Control, scores: object, like: Float[Tensor, " chain"
     if not isinstance(scores, Tensor) or scores.shape != like.shape or scores.is_complex() or scores.is_meta:
         received = f"{tuple(scores.shape)} {scores.dtype}" if isinstance(scores, Tensor) else type(scores).__name__
         raise SamplingError(
-            f"the control {control.name} scores {len(like)} texts with {received}; "
-            f"it must return a tensor of real numbers of shape {tuple(like.shape)}"
+            f"the control {control.name} scores {len(like)} texts with {received}",
+            remedy=f"it must return a tensor of real numbers of shape {tuple(like.shape)}",
         )
     return scores.detach().to(like)
 
@@ -280,5 +281,6 @@ def _check_gradient(control: Control, gradient: object, like: Float[Tensor, "cha
     if not isinstance(gradient, Tensor) or gradient.shape != like.shape:
         received = f"shape {tuple(gradient.shape)}" if isinstance(gradient, Tensor) else type(gradient).__name__
         raise SamplingError(
-            f"the gradient of the control {control.name} has {received}; it must be {tuple(like.shape)}"
+            f"the gradient of the control {control.name} has {received}",
+            remedy=f"it must be {tuple(like.shape)}",
         )

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from structured_voronoi.errors import SamplingError, did_you_mean
+from structured_voronoi.core.errors import SamplingError, did_you_mean
+from structured_voronoi.core.streams import widened
 from structured_voronoi.models.prompts import check_text
-from structured_voronoi.streams import widened
 
 Ends = Literal["never", "at length", "anywhere"]
 """Texts of N tokens, the beginnings of longer ones; whole texts of N tokens; whole texts of N tokens at most."""
@@ -95,7 +95,7 @@ def make_ending(
         from structured_voronoi.automata.vocabulary import stop_steps
 
         if not all(texts):
-            raise SamplingError("a stop string is empty, so that every text would end at once; leave it out")
+            raise SamplingError("a stop string is empty, so that every text would end at once", remedy="leave it out")
         for text in texts:
             check_text("the stop string", text)
         steps = torch.from_numpy(stop_steps(texts, tokenizer, allowed.tolist(), length))
@@ -103,8 +103,8 @@ def make_ending(
     for token in ids:
         if not isinstance(token, int) or not 0 <= token < len(allowed) or not allowed[token]:
             raise SamplingError(
-                f"stop holds {token!r}, which is no text and no token that may be sampled; give texts, or the numbers "
-                "of tokens"
+                f"stop holds {token!r}, which is no text and no token that may be sampled",
+                remedy="give texts, or the numbers of tokens",
             )
     steps[:, ids] = len(steps) - 1
     steps[-1] = len(steps) - 1
@@ -118,7 +118,7 @@ def checked_ends(ends: Ends | bool) -> Ends:
     for word in get_args(Ends):
         if ends == word or str(ends).replace("-", " ") == word:
             return word  # type: ignore[no-any-return]
-    raise SamplingError(f"ends = {ends!r} is unknown; {did_you_mean(str(ends), get_args(Ends))}")
+    raise SamplingError(f"ends = {ends!r} is unknown", remedy=did_you_mean(str(ends), get_args(Ends)))
 
 
 def checked_stops(stop: str | int | Sequence[str | int]) -> tuple[str | int, ...]:
@@ -126,7 +126,7 @@ def checked_stops(stop: str | int | Sequence[str | int]) -> tuple[str | int, ...
     if isinstance(stop, str | int):
         return (stop,)
     if not isinstance(stop, Collection) or isinstance(stop, bytes):
-        raise SamplingError(f"stop = {stop!r} is no text and no list of texts; write stop=['.'] for example")
+        raise SamplingError(f"stop = {stop!r} is no text and no list of texts", remedy="write stop=['.'] for example")
     return tuple(stop)
 
 

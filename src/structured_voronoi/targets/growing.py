@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from structured_voronoi.streams import BLOCK
+from structured_voronoi.core.streams import BLOCK
 
 if TYPE_CHECKING:
     from structured_voronoi.targets.language_model import LanguageModel

@@ -15,11 +15,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from structured_voronoi.contracts import Choose, Pattern, Redrawn, SoftReading
-from structured_voronoi.errors import SamplingError, check_count, check_memory
+from structured_voronoi.core.contracts import Choose, Pattern, Redrawn, SoftReading
+from structured_voronoi.core.errors import SamplingError
+from structured_voronoi.core.streams import BLOCK, MEMORY, block_rows, in_blocks, widened
+from structured_voronoi.core.validation import check_count, check_memory
 from structured_voronoi.models.loading import head, hidden_states, load_model
 from structured_voronoi.models.prompts import drops_space, encode_chat, encode_prompt, encode_suffix, end_of_turn
-from structured_voronoi.streams import BLOCK, MEMORY, block_rows, in_blocks, widened
 from structured_voronoi.targets.ending import (
     ENDING,
     Ending,
@@ -93,15 +94,18 @@ class LanguageModel:
         if self.ends == "anywhere":
             if suffix:
                 raise SamplingError(
-                    f"the suffix {suffix!r} follows texts of {length} tokens, which do not end before it; leave it "
-                    "out, or say ends='never'"
+                    f"the suffix {suffix!r} follows texts of {length} tokens, which do not end before it",
+                    remedy="leave it out, or say ends='never'",
                 )
             tokens, stops = end_tokens(model, tokenizer, self._end_token(), self.stop)
             self._allow(tokens)
             self.ending = make_ending(tokenizer, self.allowed, tokens, stops, length)
         self.padding = None if self.ending is None else self.ending.padding
         if self.stop and self.ending is None:
-            raise SamplingError(f"stop = {self.stop!r} ends texts anywhere, and ends = {self.ends!r}; say 'anywhere'")
+            raise SamplingError(
+                f"stop = {self.stop!r} ends texts anywhere, and ends = {self.ends!r}",
+                remedy="say 'anywhere'",
+            )
 
     @classmethod
     def load(
@@ -157,8 +161,8 @@ class LanguageModel:
         known = len(self.model.get_input_embeddings().weight)
         if ids and max(ids) >= known:
             raise SamplingError(
-                f"the prompt {prompt[:80]!r} has token {max(ids)}, and the model knows {known}; the tokenizer belongs "
-                "to another model: copy both again"
+                f"the prompt {prompt[:80]!r} has token {max(ids)}, and the model knows {known}",
+                remedy="the tokenizer belongs to another model: copy both again",
             )
         self.before: Int[Tensor, "row position"] = torch.tensor([ids], dtype=torch.int64, device=self.device)
         """The prompt's tokens: one row for all, or one for each."""
@@ -482,7 +486,8 @@ class LanguageModel:
             wrong = [token for token in allowed if not hasattr(token, "__index__") or not 0 <= int(token) < size]
             if wrong:
                 raise SamplingError(
-                    f"allowed holds token {wrong[0]!r}, and there are those from 0 to {size - 1}; give some of these"
+                    f"allowed holds token {wrong[0]!r}, and there are those from 0 to {size - 1}",
+                    remedy="give some of these",
                 )
             mask[:] = False
             mask[torch.tensor(allowed, dtype=torch.int64)] = True
@@ -505,7 +510,8 @@ class LanguageModel:
         end = end_of_turn(self.tokenizer) if self.is_chat else self.tokenizer.eos_token_id
         if end is None or end >= len(self.embeddings):
             raise SamplingError(
-                f"ends = {self.ends!r} needs an end-of-text token and this tokenizer has none; say ends='never'"
+                f"ends = {self.ends!r} needs an end-of-text token and this tokenizer has none",
+                remedy="say ends='never'",
             )
         return int(end)
 
@@ -521,8 +527,9 @@ class LanguageModel:
         needed = self.before.shape[1] + self.length + len(self.after)
         if limit is not None and needed > limit:
             raise SamplingError(
-                f"prompt ({self.before.shape[1]} tokens), length ({self.length}) and what follows ({len(self.after)}) "
-                f"exceed the model's context of {limit}; shorten the prompt or the length"
+                f"prompt ({self.before.shape[1]} tokens), length ({self.length}) and what follows "
+                f"({len(self.after)}) exceed the model's context of {limit}",
+                remedy="shorten the prompt or the length",
             )
         check_memory(BLOCK * self.row_bytes, f"{BLOCK} texts of {self.length} tokens")
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.errors import SamplingError
+from structured_voronoi.core.errors import SamplingError
 
 ENUMERABLE = 2**20
 
@@ -37,7 +37,8 @@ class PottsTarget:
         self.field = (torch.zeros(states) if field is None else field).double().to(device)
         if self.field.shape != (states,):
             raise SamplingError(
-                f"field has shape {tuple(self.field.shape)}; give one number for each of {states} states"
+                f"field has shape {tuple(self.field.shape)}",
+                remedy=f"give one number for each of {states} states",
             )
         self.embeddings = _simplex(states).to(device)
         sites = torch.arange(self.length, device=device).view(side, side)
@@ -61,7 +62,8 @@ class PottsTarget:
         """Every state; refused where there are more than about a million."""
         if self.states**self.length > ENUMERABLE:
             raise SamplingError(
-                f"{self.states}^{self.length} states are too many to list; choose a smaller side or fewer states"
+                f"{self.states}^{self.length} states are too many to list",
+                remedy="choose a smaller side or fewer states",
             )
         return torch.tensor(
             list(itertools.product(range(self.states), repeat=self.length)), device=self.embeddings.device

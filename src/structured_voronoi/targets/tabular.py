@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.contracts import SoftReading
-from structured_voronoi.errors import SamplingError
+from structured_voronoi.core.contracts import SoftReading
+from structured_voronoi.core.errors import SamplingError
 
 
 class TabularTarget:
@@ -24,34 +24,44 @@ class TabularTarget:
     ) -> None:
         m, n = len(embeddings), log_prob_table.ndim
         if n == 0:
-            raise SamplingError("N = 0: the table is a single number; give one axis of size M for each position")
+            raise SamplingError(
+                "N = 0: the table is a single number",
+                remedy="give one axis of size M for each position",
+            )
         if tuple(log_prob_table.shape) != (m,) * n:
             raise SamplingError(
-                f"the table has shape {tuple(log_prob_table.shape)} but there are {m} embeddings; "
-                f"every axis must have size {m}"
+                f"the table has shape {tuple(log_prob_table.shape)} but there are {m} embeddings",
+                remedy=f"every axis must have size {m}",
             )
         if m < 2:
-            raise SamplingError(f"M = {m}: there is nothing to sample; a target needs two or more tokens")
+            raise SamplingError(f"M = {m}: there is nothing to sample", remedy="a target needs two or more tokens")
         if not embeddings.is_floating_point():
             raise SamplingError(
-                f"embeddings of type {embeddings.dtype}; give real numbers, for example embeddings.double()"
+                f"embeddings of type {embeddings.dtype}",
+                remedy="give real numbers, for example embeddings.double()",
             )
         if not embeddings.isfinite().all():
             token = int((~embeddings.isfinite()).any(-1).nonzero()[0, 0])
-            raise SamplingError(f"the embedding of token {token} holds a NaN or infinite value; give finite numbers")
+            raise SamplingError(
+                f"the embedding of token {token} holds a NaN or infinite value",
+                remedy="give finite numbers",
+            )
         bad = (log_prob_table.isnan() | (log_prob_table == torch.inf)).nonzero()
         if len(bad):
             state = tuple(bad[0].tolist())
             raise SamplingError(
-                f"the table holds {float(log_prob_table[state])} at {state}; entries must be numbers below +inf "
-                "(-inf for impossible states)"
+                f"the table holds {float(log_prob_table[state])} at {state}",
+                remedy="entries must be numbers below +inf (-inf for impossible states)",
             )
         if not log_prob_table.isfinite().any():
-            raise SamplingError("the table has no finite entry, so no state is possible; give at least one")
+            raise SamplingError("the table has no finite entry, so no state is possible", remedy="give at least one")
         if gradient is not None and tuple(gradient.shape) != (*log_prob_table.shape, n, embeddings.shape[1]):
             raise SamplingError(
-                f"the gradient has shape {tuple(gradient.shape)}; it must be "
-                f"{(*log_prob_table.shape, n, embeddings.shape[1])}: a (positions, dimensions) field for every state"
+                f"the gradient has shape {tuple(gradient.shape)}",
+                remedy=(
+                    f"it must be {(*log_prob_table.shape, n, embeddings.shape[1])}: a (positions, dimensions) "
+                    "field for every state"
+                ),
             )
         self.embeddings, self.table = embeddings, log_prob_table.to(embeddings)
         self.gradient = None if gradient is None else gradient.to(embeddings)

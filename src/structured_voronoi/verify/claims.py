@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from structured_voronoi.contracts import Sampler
+from structured_voronoi.baselines.cold import COLD
+from structured_voronoi.baselines.hmc import HMC
+from structured_voronoi.baselines.langevin import Langevin
+from structured_voronoi.baselines.mucola import MuCoLa
+from structured_voronoi.core.contracts import Sampler
 from structured_voronoi.samplers.ancestral import Ancestral
-from structured_voronoi.samplers.cold import COLD
 from structured_voronoi.samplers.cycle import Cycle
 from structured_voronoi.samplers.gwg import GibbsWithGradients
-from structured_voronoi.samplers.hmc import HMC
-from structured_voronoi.samplers.langevin import Langevin
-from structured_voronoi.samplers.mucola import MuCoLa
 from structured_voronoi.samplers.pncg import PNCG
 from structured_voronoi.samplers.refresh import Refresh
 from structured_voronoi.samplers.rejection import Rejection

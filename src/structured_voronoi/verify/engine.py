@@ -9,14 +9,14 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from structured_voronoi.contracts import Info, Start, Target, blank_info
+from structured_voronoi.core.contracts import Info, Start, Target, blank_info
+from structured_voronoi.core.streams import Rng, widened
 from structured_voronoi.engine.rounds import Rounds
 from structured_voronoi.engine.settings import EngineSettings
 from structured_voronoi.engine.source import LocalSource
 from structured_voronoi.lookahead.lookahead import Lookahead
 from structured_voronoi.problem.drawing import forgettable_start
 from structured_voronoi.problem.problem import Problem, bind
-from structured_voronoi.streams import Rng, widened
 
 
 class State(NamedTuple):

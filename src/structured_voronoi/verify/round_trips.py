@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from structured_voronoi.contracts import Target
+from structured_voronoi.core.contracts import Target
+from structured_voronoi.core.streams import Rng
 from structured_voronoi.geometry.motion import Particle, Rotation, travel
 from structured_voronoi.problem.problem import bind
 from structured_voronoi.samplers.svs import SVS
-from structured_voronoi.streams import Rng
 
 
 class RoundTrip(NamedTuple):

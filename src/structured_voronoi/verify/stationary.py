@@ -11,11 +11,12 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 from torch import Tensor
 
-from structured_voronoi.contracts import Chains, Enumerable, Sampler
-from structured_voronoi.errors import SamplingError, check_count
+from structured_voronoi.core.contracts import Chains, Enumerable, Sampler
+from structured_voronoi.core.errors import SamplingError
+from structured_voronoi.core.streams import Rng
+from structured_voronoi.core.validation import check_count
 from structured_voronoi.metrics.divergence import Fit, goodness_of_fit
 from structured_voronoi.problem.problem import bind
-from structured_voronoi.streams import Rng
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,11 @@ def stationarity(
     check_count(chains=chains, steps=steps)
     if not isinstance(target, Enumerable):
         raise SamplingError(
-            f"{type(target).__name__} does not list its states; give a target with `support()` and `probabilities()`, "
-            "for example sv.TabularTarget or sv.verify.random_target(seed=0)"
+            f"{type(target).__name__} does not list its states",
+            remedy=(
+                "give a target with `support()` and `probabilities()`, for example sv.TabularTarget or "
+                "sv.verify.random_target(seed=0)"
+            ),
         )
     problem, support, truth = bind(target), target.support(), target.probabilities()
     rng = Rng(seed, chains, device=support.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from structured_voronoi.contracts import Enumerable
+from structured_voronoi.core.contracts import Enumerable
 from structured_voronoi.targets.categorical import toy
 from structured_voronoi.targets.potts import PottsTarget
 from structured_voronoi.targets.tabular import AutoregressiveTable, TabularTarget

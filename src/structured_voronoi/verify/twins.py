@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from structured_voronoi.contracts import Info, Target
+from structured_voronoi.core.contracts import Info, Target
+from structured_voronoi.core.streams import Rng
 from structured_voronoi.engine.rounds import Rounds, Work
 from structured_voronoi.engine.tries import Tries
 from structured_voronoi.geometry.motion import Walls, refracted
@@ -20,7 +21,6 @@ from structured_voronoi.samplers.pncg import PNCG
 from structured_voronoi.samplers.refresh import Refresh, State
 from structured_voronoi.samplers.rejection import Rejection
 from structured_voronoi.samplers.svs import SVS
-from structured_voronoi.streams import Rng
 
 
 @dataclass(frozen=True)

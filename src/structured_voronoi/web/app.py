@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from structured_voronoi.controls import bundled_controls
-from structured_voronoi.run.presets import INEXACT, TEXT_SAMPLERS
+from structured_voronoi.samplers.registry import TEXT_SAMPLERS, find_sampler
 from structured_voronoi.web.forms import PATTERNS, ControlForm, Form, Race, TextForm, Trajectories, models
 from structured_voronoi.web.guard import Access, App, Guard
 from structured_voronoi.web.pool import Busy, Pool
@@ -85,7 +85,10 @@ async def about() -> dict[str, Any]:
     return {
         "version": version("structured-voronoi"),
         "models": models(),
-        "samplers": {name: {"words": words, "is_exact": name not in INEXACT} for name, words in TEXT_SAMPLERS.items()},
+        "samplers": {
+            name: {"words": words, "is_exact": name == "auto" or find_sampler(name).exact}
+            for name, words in TEXT_SAMPLERS.items()
+        },
         "classifiers": bundled_controls(),
         "patterns": PATTERNS,
     }

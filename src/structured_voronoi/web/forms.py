@@ -12,8 +12,9 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from structured_voronoi.controls import bundled_controls
+from structured_voronoi.engine.plan import DEFAULT_LENGTH
 from structured_voronoi.models.fetching import WHEELS, model_folder
-from structured_voronoi.run.presets import DEFAULT_LENGTH, TEXT_SAMPLERS
+from structured_voronoi.samplers.registry import TEXT_SAMPLERS
 
 PATTERNS = {
     "keyword": "a word or phrase",

@@ -12,16 +12,16 @@ import torch
 from numpy import ndarray
 from torch import Tensor
 
-from structured_voronoi.contracts import Chains, Sampler
+from structured_voronoi.baselines.hmc import HMC
+from structured_voronoi.baselines.langevin import Langevin
+from structured_voronoi.baselines.mucola import MuCoLa
+from structured_voronoi.core.contracts import Chains, Sampler
+from structured_voronoi.core.streams import Rng
+from structured_voronoi.engine.sampling import start_chains
 from structured_voronoi.geometry.motion import Leg, Rotation, legs
 from structured_voronoi.metrics.divergence import jensen_shannon
 from structured_voronoi.problem.problem import bind
-from structured_voronoi.run.sampling import start_chains
-from structured_voronoi.samplers.hmc import HMC
-from structured_voronoi.samplers.langevin import Langevin
-from structured_voronoi.samplers.mucola import MuCoLa
 from structured_voronoi.samplers.svs import SVS
-from structured_voronoi.streams import Rng
 from structured_voronoi.targets.categorical import CategoricalTarget, slopes
 from structured_voronoi.web.forms import Race, Scene, Trajectories
 

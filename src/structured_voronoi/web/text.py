@@ -9,13 +9,14 @@ from typing import Any
 
 from torch import Tensor
 
-from structured_voronoi.contracts import Info
+from structured_voronoi.cli.options import written_ending
 from structured_voronoi.controls.parsing import parse_control
-from structured_voronoi.progress import heard_by
-from structured_voronoi.run.engine_texts import Outcome
-from structured_voronoi.run.generation import Request, fulfil, read_controls
-from structured_voronoi.run.presets import INDEPENDENT, INEXACT, written_ending
-from structured_voronoi.streams import widened
+from structured_voronoi.core.contracts import Info
+from structured_voronoi.core.progress import heard_by
+from structured_voronoi.core.streams import widened
+from structured_voronoi.engine.accepted_texts import Outcome
+from structured_voronoi.engine.generation import Request, fulfil, read_controls
+from structured_voronoi.samplers.registry import find_sampler
 from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.language_model import LanguageModel
 from structured_voronoi.web.forms import ControlForm, TextForm
@@ -92,9 +93,9 @@ class _Watcher:
             self._tell_progress(label, min(1.0, done / max(1, total)))
 
     def planned(self, target: LanguageModel | Controlled, sampler: str, steps: int) -> None:
-        self.steps, self.is_chain, self.began = steps, sampler not in INDEPENDENT, monotonic()
+        self.steps, self.is_chain, self.began = steps, not find_sampler(sampler).independent, monotonic()
         names = [control.name for control in target.controls] if isinstance(target, Controlled) else []
-        is_exact = sampler not in INEXACT
+        is_exact = find_sampler(sampler).exact
         known = {"sampler": sampler, "is_exact": is_exact, "steps": steps, "controls": names}
         self.say({"kind": "planned", **known})
 

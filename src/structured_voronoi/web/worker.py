@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from structured_voronoi.errors import SamplingError
+from structured_voronoi.core.errors import SamplingError
 from structured_voronoi.web.forms import ControlForm, Form, Race, TextForm, Trajectories
 
 END = b'{"kind": "end"}\n'

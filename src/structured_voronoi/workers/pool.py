@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from structured_voronoi import errors
-from structured_voronoi.errors import SamplingError, one_line
+from structured_voronoi.core import errors
+from structured_voronoi.core.errors import SamplingError, one_line
 from structured_voronoi.storage.packing import pack, unpack
 
 Report = Callable[[Any], None]
@@ -157,8 +157,8 @@ class _Task(NamedTuple):
         """The same once more, unless it was lost too often."""
         if self.runs == RUNS:
             raise SamplingError(
-                f"{self.name}: its worker died {RUNS} times, at last by {cause}; use fewer workers, so that each has "
-                "more memory, and see who ends them"
+                f"{self.name}: its worker died {RUNS} times, at last by {cause}",
+                remedy="use fewer workers, so that each has more memory, and see who ends them",
             )
         return self._replace(runs=self.runs + 1)
 
@@ -186,8 +186,11 @@ def packed(content: Any) -> bytes:
         return file.getvalue()
     except Exception as error:  # pickle raises many kinds, and user's objects may raise any
         raise SamplingError(
-            f"workers cannot be sent what they need ({type(error).__name__}: {one_line(error)}); define functions and "
-            "classes at the top of a module rather than inside functions, or do without workers"
+            f"workers cannot be sent what they need ({type(error).__name__}: {one_line(error)})",
+            remedy=(
+                "define functions and classes at the top of a module rather than inside functions, or do without "
+                "workers"
+            ),
         ) from error
 
 
@@ -197,8 +200,8 @@ def unpacked(message: bytes) -> Any:
         return pickle.loads(message)
     except Exception as error:
         raise SamplingError(
-            f"a worker cannot read what it was sent ({type(error).__name__}: {one_line(error)}); put your functions "
-            "and classes into a module that workers can import, or do without workers"
+            f"a worker cannot read what it was sent ({type(error).__name__}: {one_line(error)})",
+            remedy="put your functions and classes into a module that workers can import, or do without workers",
         ) from error
 
 
@@ -230,8 +233,8 @@ def answered(content: Any) -> bytes:
         return pack(content, name="the answer")
     except SamplingError as error:
         raise SamplingError(
-            f"a worker's result cannot be sent ({str(error).partition(';')[0]}); let it be of numbers, words, tensors "
-            "and arrays, in lists, plain tuples, and dicts by words"
+            f"a worker's result cannot be sent ({str(error).partition(';')[0]})",
+            remedy="let it be of numbers, words, tensors and arrays, in lists, plain tuples, and dicts by words",
         ) from error
 
 

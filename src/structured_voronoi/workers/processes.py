@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any, NamedTuple
 
-from structured_voronoi.errors import SamplingError
+from structured_voronoi.core.errors import SamplingError
 from structured_voronoi.workers.pool import Event, Failed, Lost, Said, event_of, respond
 
 PR_SET_PDEATHSIG = 1
@@ -78,8 +78,10 @@ class Processes:
         code = process.exitcode or 0
         if not is_prepared and code >= 0:
             error = SamplingError(
-                f"a worker could not be started (exit code {code}; what it said stands above); a script that asks for "
-                "workers must be a file, and call them under `if __name__ == '__main__':`"
+                f"a worker could not be started (exit code {code}; what it said stands above)",
+                remedy=(
+                    "a script that asks for workers must be a file, and call them under `if __name__ == '__main__':`"
+                ),
             )
             return Failed(worker, error, "")
         return Lost(worker, f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}")
@@ -112,8 +114,8 @@ def _start_without_interrupts(process: SpawnProcess) -> None:
             process.start()
     except RuntimeError as error:  # a worker that is just importing the user's script
         raise SamplingError(
-            "workers are asked for when the script is imported, which every worker does; put the call under "
-            "`if __name__ == '__main__':`"
+            "workers are asked for when the script is imported, which every worker does",
+            remedy="put the call under `if __name__ == '__main__':`",
         ) from error
     finally:
         if before is not None:

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from structured_voronoi.errors import SamplingError, one_line
+from structured_voronoi.core.errors import SamplingError, one_line
 from structured_voronoi.storage.store import RAY
 from structured_voronoi.workers.pool import Event, Lost, Said, Work, count_cores, event_of, respond
 
@@ -46,7 +46,8 @@ class RayWorkers:
             import ray
         except ImportError as error:
             raise SamplingError(
-                "these workers need Ray, which is not installed; pip install 'structured-voronoi[ray]'"
+                "these workers need Ray, which is not installed",
+                remedy="pip install 'structured-voronoi[ray]'",
             ) from error
         self._ray: Any = ray
         self._actors: dict[int, Any] = {}
@@ -68,8 +69,11 @@ class RayWorkers:
         if address is None:
             if os.environ.get("RAY_AUTH_MODE") != "token":
                 raise SamplingError(
-                    "Ray was imported before, and a cluster would be open to everybody; import it later, or set "
-                    "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN before, or call ray.init yourself"
+                    "Ray was imported before, and a cluster would be open to everybody",
+                    remedy=(
+                        "import it later, or set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN before, or call ray.init "
+                        "yourself"
+                    ),
                 )
             own = self._cleanup.enter_context(_short_folder(folder.resolve() / RAY))
             settings |= {"address": "local", "num_cpus": count, "include_dashboard": False, "_temp_dir": str(own)}
@@ -81,8 +85,9 @@ class RayWorkers:
                 self._ray.init(**settings)
         except Exception as error:  # Ray raises many kinds
             raise SamplingError(
-                f"the Ray cluster {address or 'on this machine'} cannot be used ({one_line(error)}); check its "
-                "address, and that RAY_AUTH_TOKEN is its token"
+                f"the Ray cluster {address or 'on this machine'} cannot be used",
+                cause=one_line(error),
+                remedy="check its address, and that RAY_AUTH_TOKEN is its token",
             ) from error
         self._cleanup.callback(self._ray.shutdown)
 
@@ -158,8 +163,9 @@ def _check_answers(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
     except (OSError, ValueError, OverflowError) as error:
         raise SamplingError(
-            f"no Ray cluster answers at {address} ({one_line(error)}); write ray://HOST:PORT with the address that "
-            "`ray start --head` names for clients"
+            f"no Ray cluster answers at {address}",
+            cause=one_line(error),
+            remedy="write ray://HOST:PORT with the address that `ray start --head` names for clients",
         ) from error
 
 
@@ -179,7 +185,8 @@ def _short_folder(folder: Path) -> Iterator[Path]:
         if len(str(folder)) > LONGEST:
             raise SamplingError(
                 f"Ray's sockets need a folder with a name of at most {LONGEST} characters, and {folder} has "
-                f"{len(str(folder))}; set TMPDIR to one with a short name, such as /tmp"
+                f"{len(str(folder))}",
+                remedy="set TMPDIR to one with a short name, such as /tmp",
             )
         yield folder
     finally:

@@ -11,20 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from structured_voronoi.contracts import Control, is_independent
 from structured_voronoi.controls.classifier import Classifier
 from structured_voronoi.controls.predicate import Predicate
+from structured_voronoi.core.contracts import Control, is_independent
+from structured_voronoi.engine.sampling import start_chains
 from structured_voronoi.experiments.control.foods import train_food_guide
 from structured_voronoi.experiments.control.guiding import fit_guided
 from structured_voronoi.experiments.control.task import ClassifierRecipes
 from structured_voronoi.experiments.report import table, write_report
 from structured_voronoi.experiments.text.models import TextSettings, model_name, prepare_model, report_name
 from structured_voronoi.metrics.divergence import difference
-from structured_voronoi.run.presets import text_sampler
-from structured_voronoi.run.sampling import start_chains
-from structured_voronoi.run.side_by_side import side_by_side
+from structured_voronoi.samplers.registry import text_sampler
 from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.language_model import LanguageModel
+from structured_voronoi.workers.side_by_side import side_by_side
 
 ONE_REGEX = "a regular expression"
 CASES = ("three controls", ONE_REGEX)

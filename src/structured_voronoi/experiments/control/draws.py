@@ -17,18 +17,18 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from structured_voronoi.contracts import Info, Sampler, Start, Target, is_independent, merge_infos
+from structured_voronoi.baselines.fudge import Fudge
 from structured_voronoi.controls.classifier import Classifier
+from structured_voronoi.core.contracts import Info, Sampler, Start, Target, is_independent, merge_infos
+from structured_voronoi.engine.sampling import start_chains
 from structured_voronoi.experiments.control.guiding import measure_guided
 from structured_voronoi.lookahead.lookahead import Lookahead
 from structured_voronoi.models.encoder_judge import load_judge
 from structured_voronoi.models.prefix_classifier import PrefixClassifier
-from structured_voronoi.run.presets import text_sampler
-from structured_voronoi.run.sampling import start_chains
-from structured_voronoi.run.side_by_side import side_by_side
-from structured_voronoi.samplers.fudge import Fudge
+from structured_voronoi.samplers.registry import text_sampler
 from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.language_model import LanguageModel
+from structured_voronoi.workers.side_by_side import side_by_side
 
 FUDGE_LEAST = 1e-4
 """Of the 200 most probable tokens FUDGE's predictor is asked about those at least so probable: a BiLSTM is slow."""

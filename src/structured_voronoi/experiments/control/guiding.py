@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from structured_voronoi.engine.weights import effective_share, find_caps
+from structured_voronoi.core.streams import Rng
 from structured_voronoi.lookahead.lookahead import Lookahead
+from structured_voronoi.metrics.weights import effective_share, find_caps
 from structured_voronoi.problem.drawing import log_bound
 from structured_voronoi.problem.problem import bind
 from structured_voronoi.samplers.rejection import Rejection
-from structured_voronoi.streams import Rng
 from structured_voronoi.targets.controlled import Controlled
 
 TOLERANCE = 0.003

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from structured_voronoi.samplers.smc import Particles
+from structured_voronoi.baselines.smc import Particles
 from structured_voronoi.targets.controlled import Controlled
 
 

@@ -26,7 +26,7 @@ from structured_voronoi.experiments.control.rare_race import RACERS, race
 from structured_voronoi.experiments.control.task import ClassifierRecipes
 from structured_voronoi.experiments.report import COLOURS, new_figure, table, write_report
 from structured_voronoi.experiments.text.models import TextSettings, model_name, prepare_model, report_name
-from structured_voronoi.run.side_by_side import side_by_side
+from structured_voronoi.workers.side_by_side import side_by_side
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

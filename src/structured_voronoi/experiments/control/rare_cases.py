@@ -12,13 +12,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.contracts import Control
+from structured_voronoi.baselines.smc import Particles, resampled
 from structured_voronoi.controls.classifier import Classifier
 from structured_voronoi.controls.predicate import Predicate
+from structured_voronoi.core.contracts import Control
+from structured_voronoi.core.streams import Rng
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.samplers.rejection import Rejection, Tries
-from structured_voronoi.samplers.smc import Particles, resampled
-from structured_voronoi.streams import Rng
 from structured_voronoi.targets.controlled import Controlled
 from structured_voronoi.targets.language_model import LanguageModel
 

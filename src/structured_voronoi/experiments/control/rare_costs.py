@@ -12,8 +12,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.engine.estimates import estimate_probability
-from structured_voronoi.errors import NoStartError, SamplingError
+from structured_voronoi.baselines import smc
+from structured_voronoi.baselines.fudge import Fudge
+from structured_voronoi.core.errors import NoStartError, SamplingError
+from structured_voronoi.core.streams import Rng
+from structured_voronoi.engine.sampling import start_chains
 from structured_voronoi.experiments.control.draws import FUDGE_LEAST
 from structured_voronoi.experiments.control.peers import Peer, is_installed
 from structured_voronoi.experiments.control.rare_cases import (
@@ -36,14 +39,11 @@ from structured_voronoi.experiments.control.rare_cases import (
     share_satisfied,
 )
 from structured_voronoi.lookahead.lookahead import Lookahead
+from structured_voronoi.metrics.probability import estimate_probability
 from structured_voronoi.models.prefix_classifier import PrefixClassifier
 from structured_voronoi.problem.drawing import log_bound
 from structured_voronoi.problem.problem import Problem, bind
-from structured_voronoi.run.presets import text_sampler
-from structured_voronoi.run.sampling import start_chains
-from structured_voronoi.samplers import smc
-from structured_voronoi.samplers.fudge import Fudge
-from structured_voronoi.streams import Rng
+from structured_voronoi.samplers.registry import text_sampler
 from structured_voronoi.targets.controlled import Controlled
 
 AT_A_TIME = 256

@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from structured_voronoi.baselines import smc
+from structured_voronoi.core.streams import Rng
+from structured_voronoi.engine.sampling import start_chains
 from structured_voronoi.experiments.control.peers import Peer, is_installed
 from structured_voronoi.experiments.control.rare_cases import (
     BOOTSTRAP,
@@ -27,10 +30,7 @@ from structured_voronoi.experiments.control.rare_cases import (
 )
 from structured_voronoi.lookahead.lookahead import Lookahead
 from structured_voronoi.problem.problem import bind
-from structured_voronoi.run.sampling import start_chains
-from structured_voronoi.samplers import smc
 from structured_voronoi.samplers.guided import Guided
-from structured_voronoi.streams import Rng
 from structured_voronoi.targets.controlled import Controlled
 
 RACERS = (GUIDED, REJECTION, SMC, BOOTSTRAP, GENLM)

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from structured_voronoi.errors import SamplingError
+from structured_voronoi.core.errors import SamplingError
 from structured_voronoi.experiments.control.draws import draw_all
 from structured_voronoi.experiments.control.methods import ComparisonSettings, compare_methods
 from structured_voronoi.experiments.control.pretrained import PretrainedSettings
@@ -58,7 +58,10 @@ class Settings:
 def run(settings: Settings, out: Path) -> list[Path]:
     """Every method at its best."""
     if settings.data is None:
-        raise SamplingError("sentiment needs the SST-2 phrases with their labels; give the folder of train.tsv as data")
+        raise SamplingError(
+            "sentiment needs the SST-2 phrases with their labels",
+            remedy="give the folder of train.tsv as data",
+        )
     length, progress, count, encoder = settings.text.length, settings.progress, settings.runs, None
     if settings.model is not None:
         comparison = replace(settings.pretrained.comparison, prompts=settings.prompts)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from structured_voronoi.core.progress import progress_bar
 from structured_voronoi.experiments.control.draws import TaskFolders
 from structured_voronoi.metrics.classification import classification_report
 from structured_voronoi.models.cache import cached_judge
@@ -25,7 +26,6 @@ from structured_voronoi.models.folders import cache_folder
 from structured_voronoi.models.judge import Judge
 from structured_voronoi.models.loading import load_model
 from structured_voronoi.models.prefix_classifier import PrefixRecipe, train_prefix_classifier
-from structured_voronoi.progress import progress_bar
 
 Splits = dict[str, Labelled]
 """Texts to learn from ("train") and to test by ("test")."""

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from structured_voronoi.errors import SamplingError
+from structured_voronoi.core.errors import SamplingError
 from structured_voronoi.experiments.control.against_rejection import compare_with_rejection, rejection_markdown
 from structured_voronoi.experiments.control.draws import DrawTask, MethodSetting, draw_all
 from structured_voronoi.experiments.control.foods import NO_FOOD, food_splits
@@ -54,7 +54,10 @@ class Settings:
 def run(settings: Settings, out: Path) -> list[Path]:
     """Every method at its best, then the exact ones against rejection at two weights."""
     if settings.data is None:
-        raise SamplingError("topic needs the E2E reviews with their labels; give the folder of trainset.csv as data")
+        raise SamplingError(
+            "topic needs the E2E reviews with their labels",
+            remedy="give the folder of trainset.csv as data",
+        )
     splits = food_splits(settings.data)
     if settings.model is not None:
         runs, others = min(settings.runs, settings.texts), settings.pretrained

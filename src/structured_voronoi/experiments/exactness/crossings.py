@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from structured_voronoi.core.progress import progress_bar
 from structured_voronoi.experiments.report import new_figure, table, write_report
 from structured_voronoi.geometry.cells import Cells, cells_of
 from structured_voronoi.geometry.memo import Proposal
 from structured_voronoi.geometry.motion import CLOSED, Journey, Particle, Straight, travel
-from structured_voronoi.progress import progress_bar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from structured_voronoi.experiments.report import new_figure, table, write_report
-from structured_voronoi.run.side_by_side import side_by_side
 from structured_voronoi.samplers.svs import SVS
 from structured_voronoi.targets.tabular import TabularTarget
 from structured_voronoi.verify.round_trips import round_trip
 from structured_voronoi.verify.stationary import stationarity
 from structured_voronoi.verify.truths import random_target
 from structured_voronoi.verify.twins import ColdMomentum, DividedBySquare, OutwardOnly
+from structured_voronoi.workers.side_by_side import side_by_side
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from structured_voronoi.contracts import Sampler, Target
+from structured_voronoi.core.contracts import Sampler, Target
 from structured_voronoi.lookahead.lookahead import Lookahead
 from structured_voronoi.samplers.guided import Guided
 from structured_voronoi.samplers.refresh import Refresh

@@ -13,12 +13,11 @@ from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from structured_voronoi.contracts import Choose, Control, Pattern, Redrawn, Sampler, is_independent
 from structured_voronoi.controls.classifier import Classifier
 from structured_voronoi.controls.predicate import Predicate
+from structured_voronoi.core.contracts import Choose, Control, Pattern, Redrawn, Sampler, is_independent
 from structured_voronoi.experiments.exactness.guided import GUIDED, GUIDED_TWINS, guided_samplers
 from structured_voronoi.experiments.report import table, write_report
-from structured_voronoi.run.side_by_side import side_by_side
 from structured_voronoi.samplers.cycle import Cycle
 from structured_voronoi.samplers.gwg import GibbsWithGradients
 from structured_voronoi.samplers.pncg import PNCG
@@ -30,6 +29,7 @@ from structured_voronoi.targets.language_model import LanguageModel
 from structured_voronoi.targets.tabular import AutoregressiveTable
 from structured_voronoi.verify.stationary import stationarity
 from structured_voronoi.verify.twins import OutwardOnly
+from structured_voronoi.workers.side_by_side import side_by_side
 
 PROMPT, LENGTH = "The Old Mill is a", 4
 WORDS = (" cheap", " expensive", " pub", " restaurant", " diner", " place", " and", " a")

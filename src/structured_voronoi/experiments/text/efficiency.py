@@ -14,18 +14,18 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from structured_voronoi.contracts import Sampler
+from structured_voronoi.core.contracts import Sampler
+from structured_voronoi.engine.sampling import start_chains
 from structured_voronoi.experiments.report import table, write_report
 from structured_voronoi.experiments.text.models import TextSettings, model_name, prepare_model, report_name
 from structured_voronoi.metrics.divergence import Interval
-from structured_voronoi.run.sampling import start_chains
-from structured_voronoi.run.side_by_side import side_by_side
 from structured_voronoi.samplers.ancestral import Ancestral
 from structured_voronoi.samplers.gwg import GibbsWithGradients
 from structured_voronoi.samplers.pncg import PNCG
 from structured_voronoi.samplers.refresh import Refresh
 from structured_voronoi.samplers.svs import SVS
 from structured_voronoi.targets.language_model import LanguageModel
+from structured_voronoi.workers.side_by_side import side_by_side
 
 
 def _svs_grid() -> list[SVS]:

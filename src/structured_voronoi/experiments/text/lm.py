@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from structured_voronoi.contracts import Start
+from structured_voronoi.core.contracts import Start
+from structured_voronoi.engine.sampling import start_chains
 from structured_voronoi.experiments.report import COLOURS, new_figure, table, write_report
 from structured_voronoi.experiments.text.models import TextSettings, model_name, prepare_model, report_name
 from structured_voronoi.metrics.text import bootstrap_quantiles, perplexity, wasserstein
-from structured_voronoi.run.presets import text_sampler
-from structured_voronoi.run.sampling import start_chains
-from structured_voronoi.run.side_by_side import side_by_side
+from structured_voronoi.samplers.registry import text_sampler
 from structured_voronoi.targets.language_model import LanguageModel
+from structured_voronoi.workers.side_by_side import side_by_side
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

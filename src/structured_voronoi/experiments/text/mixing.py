@@ -12,18 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from structured_voronoi.contracts import Sampler
+from structured_voronoi.core.contracts import Sampler
+from structured_voronoi.engine.sampling import start_chains
 from structured_voronoi.experiments.report import new_figure, table, write_report
 from structured_voronoi.experiments.text.models import TextSettings, model_name, prepare_model, report_name
 from structured_voronoi.metrics.divergence import difference
 from structured_voronoi.metrics.text import perplexity, wasserstein
-from structured_voronoi.run.presets import TEXT_DIMENSIONS, TEXT_SCALE, text_sampler
-from structured_voronoi.run.sampling import start_chains
-from structured_voronoi.run.side_by_side import side_by_side
 from structured_voronoi.samplers.ancestral import Ancestral
 from structured_voronoi.samplers.cycle import Cycle
 from structured_voronoi.samplers.refresh import Refresh
+from structured_voronoi.samplers.registry import TEXT_DIMENSIONS, TEXT_SCALE, text_sampler
 from structured_voronoi.targets.language_model import LanguageModel
+from structured_voronoi.workers.side_by_side import side_by_side
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

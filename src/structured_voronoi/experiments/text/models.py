@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from structured_voronoi.core.progress import progress_bar
 from structured_voronoi.models.cache import cached_language_model
 from structured_voronoi.models.corpora import load_corpus
 from structured_voronoi.models.training import Recipe
-from structured_voronoi.progress import progress_bar
 
 
 @dataclass(frozen=True)

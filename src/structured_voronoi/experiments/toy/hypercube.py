@@ -14,8 +14,8 @@ from structured_voronoi.experiments.report import COLOURS, new_figure, table, wr
 from structured_voronoi.experiments.toy.runs import divergence, independent_runs, run_iterations
 from structured_voronoi.experiments.toy.samplers import ToySampler, hmc, mucola, voronoi
 from structured_voronoi.metrics.divergence import Interval
-from structured_voronoi.run.side_by_side import side_by_side
 from structured_voronoi.targets.categorical import hypercube
+from structured_voronoi.workers.side_by_side import side_by_side
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,9 +11,9 @@ from jaxtyping import Int
 from numpy import ndarray
 from torch import Tensor
 
-from structured_voronoi.contracts import Info, Sampler
+from structured_voronoi.core.contracts import Info, Sampler
+from structured_voronoi.engine.sampling import start_chains
 from structured_voronoi.metrics.divergence import Interval, jensen_shannon, mean_interval
-from structured_voronoi.run.sampling import start_chains
 from structured_voronoi.targets.categorical import CategoricalTarget
 
 

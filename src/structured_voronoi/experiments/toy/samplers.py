@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from structured_voronoi.samplers.hmc import HMC
-from structured_voronoi.samplers.mucola import MuCoLa
+from structured_voronoi.baselines.hmc import HMC
+from structured_voronoi.baselines.mucola import MuCoLa
+from structured_voronoi.baselines.svs_paper import PaperSVS
 from structured_voronoi.samplers.svs import SVS
-from structured_voronoi.samplers.svs_paper import PaperSVS
 
 ToySampler = SVS | PaperSVS | HMC | MuCoLa
 

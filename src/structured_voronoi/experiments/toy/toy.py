@@ -30,8 +30,8 @@ from structured_voronoi.experiments.toy.samplers import (
     voronoi,
     voronoi_as_printed,
 )
-from structured_voronoi.run.side_by_side import side_by_side
 from structured_voronoi.targets.categorical import toy
+from structured_voronoi.workers.side_by_side import side_by_side
 
 Rows = list[dict[str, Any]]
 Grid = list[tuple[ToySampler, tuple[int, ...]]]

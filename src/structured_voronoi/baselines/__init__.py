@@ -1,0 +1,1 @@
+"""Inexact or slower methods, for comparison."""

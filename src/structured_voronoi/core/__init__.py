@@ -1,0 +1,1 @@
+"""Contracts, errors, random streams, progress and validation: what every room uses."""

@@ -1,0 +1,1 @@
+"""Checks of finished and running jobs: convergence, weights, summaries and plots."""
