@@ -14,7 +14,7 @@ import xarray
 import structured_voronoi as sv
 from structured_voronoi.diagnostics.diagnosis import diagnose_record
 from structured_voronoi.diagnostics.records import Record
-from structured_voronoi.engine.text_chains import Text
+from structured_voronoi.engine.texts import Text
 from system.commands import svs
 
 

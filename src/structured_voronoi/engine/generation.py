@@ -25,7 +25,8 @@ from structured_voronoi.engine.plan import (
     total_steps,
 )
 from structured_voronoi.engine.settings import EngineSettings
-from structured_voronoi.engine.text_chains import Text, TextRun, Watcher, closing_line, closing_warnings
+from structured_voronoi.engine.text_chains import TextRun, Watcher, closing_line, closing_warnings
+from structured_voronoi.engine.texts import Text
 from structured_voronoi.metrics.probability import Probability
 from structured_voronoi.problem.problem import bind
 from structured_voronoi.samplers.registry import TEXT_SCALE, Scale, check_sampler_name, find_sampler

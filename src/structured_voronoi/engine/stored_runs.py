@@ -13,7 +13,7 @@ import numpy as np
 from structured_voronoi.core.errors import SamplingError, one_line
 from structured_voronoi.diagnostics.diagnosis import Diagnosis, diagnose_records
 from structured_voronoi.diagnostics.records import Record, record_of_draws
-from structured_voronoi.engine.text_chains import Text
+from structured_voronoi.engine.texts import Text
 
 if TYPE_CHECKING:
     from xarray import DataTree
