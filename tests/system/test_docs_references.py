@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pydoc
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,9 +30,10 @@ def code_spans(page: str) -> list[str]:
 
 
 def exists(path: str, page: str) -> bool:
-    """Is a path in the repository, or written by a block of the page?"""
+    """Is a path in the repository, written by a block of the page, or a module of Python?"""
     if "/" not in path:
-        return any(ROOT.glob(f"[!.]*/**/{path}")) or any(block.title == path for block in blocks(page))
+        is_python = path.removesuffix(".py") in sys.stdlib_module_names
+        return is_python or any(ROOT.glob(f"[!.]*/**/{path}")) or any(block.title == path for block in blocks(page))
     return any((root / path).exists() for root in (*ROOTS, (ROOT / page).parent))
 
 
