@@ -16,7 +16,7 @@ MOST_BYTES = 100 * 2**20
 
 def read_prompts(path: Path, column: str = "prompt") -> list[str]:
     """The prompts of a file in their order, without blank ones."""
-    check_text_file(path, "--prompts", MOST_BYTES)
+    check_text_file(path, "prompts", MOST_BYTES)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:

@@ -159,25 +159,27 @@ def is_file(name: str | Path) -> bool:
     return _mode(name, stat.S_ISREG)
 
 
-def check_text_file(path: Path, option: str, most: int = 2 * 2**30) -> None:
-    """Refuse what is no file, or no ordinary one: pipes and devices may never end; and what is too large to read."""
+def check_text_file(path: Path, argument: str, max_bytes: int = 2 * 2**30) -> None:
+    """Raise an error unless the path is an ordinary file of at most ``max_bytes``; pipes and devices may never end."""
     try:
-        found = path.stat()
+        status = path.stat()
     except (OSError, ValueError) as error:  # a ValueError where the name holds a NUL
-        reason = getattr(error, "strerror", None) or error
         raise SamplingError(
-            f"{option} {str(path)[:200]} cannot be read ({reason})", remedy="give another file"
+            f"{str(path)[:200]} cannot be read",
+            cause=getattr(error, "strerror", None) or error,
+            argument=argument,
+            remedy="give another file",
         ) from error
-    if stat.S_ISDIR(found.st_mode):
-        raise SamplingError(f"{option} {path} is a folder", remedy="give a file")
-    if not stat.S_ISREG(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
+        raise SamplingError(f"{path} is a folder", argument=argument, remedy="give a file")
+    if not stat.S_ISREG(status.st_mode):
         raise SamplingError(
-            f"{option} {path} is a pipe or a device, which may never end",
-            remedy="write it to a file first",
+            f"{path} is a pipe or a device, which may never end", argument=argument, remedy="write it to a file first"
         )
-    if found.st_size > most:
+    if status.st_size > max_bytes:
         raise SamplingError(
-            f"{option} {path} has {found.st_size / 2**20:,.0f} MiB, and at most {most / 2**20:,.0f} are read",
+            f"{path} has {status.st_size / 2**20:,.0f} MiB, and at most {max_bytes / 2**20:,.0f} are read",
+            argument=argument,
             remedy="give a part of it",
         )
 
