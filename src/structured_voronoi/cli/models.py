@@ -18,7 +18,7 @@ def get(name: str, /) -> int:
     name
         One of `svs models ls`.
     """
-    with progress_bar(STEPS, show=True, label=name) as tick:
+    with progress_bar(STEPS, show=True, label=name, stage="downloading") as tick:
         folder = fetch(name, tick)
     print(f"{name}: {folder}")
     return 0

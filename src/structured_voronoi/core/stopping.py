@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM that wait until the step under way is done and kept."""
+"""Ctrl-C and SIGTERM that wait until the current step is finished and saved."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ import threading
 from types import FrameType
 from typing import Any, Self
 
-STOPPING = (signal.SIGINT, signal.SIGTERM)
-
 
 class Stopping:
-    """Entered, it holds back the first of these signals; a second one goes through at once.
+    """Context manager that holds back the first SIGINT or SIGTERM; a second one takes effect at once.
 
-    Only in the main thread, where Python handles signals, and only those that would end in an exception.
+    It works in the main thread, where Python handles signals, and on signals that would raise an exception.
     """
 
     def __init__(self) -> None:
@@ -22,23 +20,23 @@ class Stopping:
         self._handlers: dict[int, Any] = {}
 
     @property
-    def asked(self) -> bool:
-        """Is a signal waiting?"""
+    def requested(self) -> bool:
+        """Whether a signal is held back."""
         return bool(self._signals)
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            handlers = {number: signal.getsignal(number) for number in STOPPING}
+            handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
             self._handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
             for number in self._handlers:
                 signal.signal(number, self._hold_back)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.let_through()
+        self.deliver()
 
-    def let_through(self) -> None:
-        """Put the handlers back that were there before, and let them do what they have been kept from."""
+    def deliver(self) -> None:
+        """Restore the previous handlers and raise the signal that was held back."""
         handlers, self._handlers, signals, self._signals = self._handlers, {}, self._signals, []
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -48,6 +46,6 @@ class Stopping:
     def _hold_back(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
         if len(self._signals) > 1:
-            self.let_through()
+            self.deliver()
         else:
-            print("\nstopping after the step under way; once more stops at once", file=sys.stderr)
+            print("\nfinishing the current step; press Ctrl-C again to abort", file=sys.stderr)

@@ -66,7 +66,7 @@ class EngineTexts:
             lookahead=plain_proposal(problems[0], self.settings, has_heads=False) if is_plain else None,
         )
         all_texts = self.n * len(self.targets)
-        with progress_bar(all_texts, self.progress, "texts") as tick:
+        with progress_bar(all_texts, self.progress, stage="texts") as tick:
             shown = 0
 
             def show(rounds: Rounds) -> None:

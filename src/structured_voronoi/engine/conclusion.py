@@ -11,7 +11,7 @@ import torch
 from xarray import DataTree
 
 from structured_voronoi.core.errors import one_line
-from structured_voronoi.core.progress import is_watched
+from structured_voronoi.core.progress import is_interactive
 from structured_voronoi.core.streams import in_blocks
 from structured_voronoi.diagnostics.diagnosis import diagnose_record
 from structured_voronoi.diagnostics.findings import Finding
@@ -39,7 +39,7 @@ def conclude(draws: DataTree, problem: Problem, progress: bool) -> None:
     found = diagnose_record(record_of_draws(draws))
     found = replace(found, findings=[*found.findings, *findings])
     draws.attrs["diagnosis"] = str(found)
-    if progress and is_watched():
+    if progress and is_interactive():
         for words in found.warnings:
             print(f"sample: warning: {words}", file=sys.stderr)
 

@@ -139,7 +139,7 @@ def estimate(
     make = partial(_same, [problem.target])
     source = TrySource([problem.target], seed, settings, checkpoint=kept, make_targets=make)
     run = Rounds([problem], source, texts, seed, 0.003, settings, measures=True, lookahead=lookahead)
-    with progress_bar(texts, progress, "weighted texts") as tick:
+    with progress_bar(texts, progress, stage="weighted_texts") as tick:
         shown = 0
 
         def show(run: Rounds) -> None:

@@ -87,7 +87,7 @@ class TextRun:
         """``count`` texts; they come in batches, those that were kept first."""
         for numbers in batches_of_chains(self.plan, first_chain, count, self.kept):
             shown = f"{label}texts to {numbers.stop - first_chain} of {count}"
-            with progress_bar(self.plan.steps, progress, shown) as tick:
+            with progress_bar(self.plan.steps, progress, shown, stage="texts") as tick:
                 batch = self.draw_batch(numbers, tick)
             yield batch
 

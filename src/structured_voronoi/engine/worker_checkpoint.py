@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypedDict, final
 import torch
 
 from structured_voronoi.core.errors import SamplingError
-from structured_voronoi.core.progress import Tick, progress_bar, silence
+from structured_voronoi.core.progress import Tick, ignore_progress, progress_bar
 from structured_voronoi.engine.checkpoint import SUFFIX, Checkpoint, fingerprint
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.storage.store import Store
@@ -118,7 +118,7 @@ class SpreadCheckpoint(Checkpoint):
 
     def __init__(self, store: Store, workers: Workers) -> None:
         super().__init__(store)
-        self.workers, self.tick = workers, silence
+        self.workers, self.tick = workers, ignore_progress
         self._crew: Crew | None = None
         self._maker: dict[str, int] = {}
         self._folders: list[str] = []
@@ -153,7 +153,7 @@ class SpreadCheckpoint(Checkpoint):
             try:
                 yield
             finally:
-                self.tick = silence
+                self.tick = ignore_progress
 
     def assign(
         self,

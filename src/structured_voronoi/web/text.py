@@ -12,7 +12,7 @@ from torch import Tensor
 from structured_voronoi.cli.options import written_ending
 from structured_voronoi.controls.parsing import parse_control
 from structured_voronoi.core.contracts import Info
-from structured_voronoi.core.progress import heard_by
+from structured_voronoi.core.progress import Progress, report_progress_to
 from structured_voronoi.core.streams import widened
 from structured_voronoi.engine.accepted_texts import Outcome
 from structured_voronoi.engine.generation import Request, fulfil, read_controls
@@ -49,7 +49,7 @@ def draw_texts(form: TextForm, say: Say) -> None:
     def tell(words: str) -> None:
         say({"kind": "said", "words": words})
 
-    with heard_by(watcher.hear):
+    with report_progress_to(watcher.show_progress):
         outcomes: list[Outcome] = []
         for texts in fulfil(request, tell, tell, watcher, outcomes):
             say({"kind": "texts", "texts": [text.line() for text in texts]})
@@ -77,20 +77,20 @@ class _Watcher:
         self.began = self.told = -math.inf
         self.batch, self.step = range(0), 0
 
-    def hear(self, label: str, done: int, total: int, note: str) -> None:
-        """Progress of texts; the steps of chains are told by `moved`."""
-        if note:
+    def show_progress(self, progress: Progress) -> None:
+        """Send progress of texts; `moved` sends the steps of chains."""
+        if progress.note:
             if monotonic() - self.told > SECONDS:
                 self.told = monotonic()
-                self.say({"kind": "note", "words": note})
+                self.say({"kind": "note", "words": progress.note})
             return
         if self.is_chain:
             return
-        if done == 0:
+        if progress.done == 0:
             self.began = monotonic()
-        if done in (0, total) or monotonic() - self.told > SECONDS:
+        if progress.done in (0, progress.total) or monotonic() - self.told > SECONDS:
             self.told = monotonic()
-            self._tell_progress(label, min(1.0, done / max(1, total)))
+            self._tell_progress(progress.stage, min(1.0, progress.done / max(1, progress.total)))
 
     def planned(self, target: LanguageModel | Controlled, sampler: str, steps: int) -> None:
         self.steps, self.is_chain, self.began = steps, not find_sampler(sampler).independent, monotonic()
@@ -107,7 +107,7 @@ class _Watcher:
         if self.step > 1 and monotonic() - self.told < SECONDS:
             return
         self.told = monotonic()
-        self._tell_progress("drawing texts", (chains.start * steps + self.step * len(chains)) / (self.count * steps))
+        self._tell_progress("texts", (chains.start * steps + self.step * len(chains)) / (self.count * steps))
         scores = target.control_log_probs(tokens) if isinstance(target, Controlled) else {}
         self.say(
             {
@@ -121,11 +121,11 @@ class _Watcher:
             }
         )
 
-    def _tell_progress(self, label: str, share: float) -> None:
+    def _tell_progress(self, stage: str, share: float) -> None:
         """``left`` are seconds, once there is something to go by."""
         spent = monotonic() - self.began
         left = spent * (1 - share) / share if share > 0 and spent > SECONDS else None
-        self.say({"kind": "progress", "label": label, "share": share, "left": left})
+        self.say({"kind": "progress", "stage": stage, "share": share, "left": left})
 
 
 def _tell_probability(found: Outcome, request: Request, say: Say) -> None:

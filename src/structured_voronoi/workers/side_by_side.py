@@ -28,7 +28,7 @@ def side_by_side(
     results = kept.find() if kept is not None else {}
     missing = [number for number in range(len(tasks)) if number not in results]
     with contextlib.ExitStack() as stack:
-        tick = stack.enter_context(progress_bar(len(missing), progress, label))
+        tick = stack.enter_context(progress_bar(len(missing), progress, label, stage="experiment"))
         if workers == 1:
             computed: Iterable[tuple[int, Any]] = (
                 (number, unpack(answered(work(tasks[number]))))  # what could not be sent is refused here, too

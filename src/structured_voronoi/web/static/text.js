@@ -5,11 +5,7 @@ import { $, copy, element, later, readAddress, speak, toast, writeAddress } from
 import { events } from "./stream.js";
 
 const FIELDS = ["model", "prompt", "n", "length", "sampler", "ends", "stop", "system", "seed", "warmup"];
-const DOINGS = {
-  lookahead: "learning what leads there (lookahead)",
-  "weighted texts": "weighing texts for P(controls)",
-  "texts that end": "counting how many texts end in time",
-}; // what the server calls otherwise
+const STAGES = { texts: "Drawing texts", weighted_texts: "Drawing weighted texts" }; // shown for the codes of the server
 const FIRST_CONTROL = { kind: "food", value: "Italian", weight: 1, negated: false };
 
 export function openText(offering) {
@@ -224,7 +220,7 @@ class Run {
     const { kind } = event;
     if (kind === "waiting") this.tell(`Waiting for a turn, ${event.before} before this`, null);
     if (kind === "phase") this.tell(capital(event.words), null);
-    if (kind === "progress") this.tell(capital(DOINGS[event.label] ?? event.label), event.share, left(event.left));
+    if (kind === "progress") this.tell(STAGES[event.stage] ?? capital(event.stage), event.share, left(event.left));
     if (kind === "note") this.tell(this.told, null, `: ${event.words}`);
     if (kind === "said") $("#said").append(element("li", {}, capital(event.words)));
     if (kind === "planned") this.plan(event);
