@@ -16,12 +16,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.core.contracts import Info, Start, Target, blank_info
+from structured_voronoi.core.contracts import Start, Target
 from structured_voronoi.core.errors import SamplingError
+from structured_voronoi.core.info import Info, blank_info
 from structured_voronoi.core.streams import Rng, in_blocks, inverse_cdf, widened
 from structured_voronoi.core.validation import check_count, check_finite
-from structured_voronoi.problem.drawing import check_autoregressive, forgettable_start, redraw_by, rows_to_redraw
+from structured_voronoi.problem.drawing import check_autoregressive, redraw_by, rows_to_redraw
 from structured_voronoi.problem.problem import Problem, bind
+from structured_voronoi.problem.starts import placeholder_start
 
 ROWS = 4096
 """Prefixes that the predictor is asked about at a time."""
@@ -82,7 +84,7 @@ class Fudge:
         """Tokens to begin with, which are no draw: FUDGE forgets them."""
         problem = bind(target)
         check_autoregressive(problem, "FUDGE")
-        return State(forgettable_start(problem, rng, start))
+        return State(placeholder_start(problem, rng, start))
 
     def step(self, target: Target | Problem, rng: Rng, state: State) -> tuple[State, Info]:
         """One text a chain; ``evaluations`` counts texts, ``events`` the prefixes the predictor was asked about."""

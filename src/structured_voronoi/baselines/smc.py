@@ -16,14 +16,16 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from structured_voronoi.core.contracts import Choice, Info, Start, Target, blank_info
+from structured_voronoi.core.contracts import Choice, Start, Target
 from structured_voronoi.core.errors import SamplingError
+from structured_voronoi.core.info import Info, blank_info
 from structured_voronoi.core.streams import BLOCK, Rng, widened
 from structured_voronoi.core.validation import check_count, check_finite
 from structured_voronoi.lookahead.heads import Head, PatternHead
 from structured_voronoi.lookahead.lookahead import Lookahead, Weighed, untrained
-from structured_voronoi.problem.drawing import check_autoregressive, forgettable_start, redraw_by, rows_to_redraw
+from structured_voronoi.problem.drawing import check_autoregressive, redraw_by, rows_to_redraw
 from structured_voronoi.problem.problem import Problem, bind
+from structured_voronoi.problem.starts import placeholder_start
 
 WHO = "sequential Monte Carlo"
 
@@ -101,7 +103,7 @@ class SMC:
         assert lookahead is not None
         if isinstance(lookahead, Lookahead):
             lookahead.check_fits(problem)
-        return State(forgettable_start(problem, rng, start), 0, lookahead)
+        return State(placeholder_start(problem, rng, start), 0, lookahead)
 
     def step(self, target: Target | Problem, rng: Rng, state: State) -> tuple[State, Info]:
         """Every system run from the beginning; each chain gets a text of its system with probability ∝ weight."""

@@ -16,13 +16,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from structured_voronoi.core.contracts import Info, Start, Synchronised, Target, blank_info, count_redraws
+from structured_voronoi.core.contracts import Start, Synchronised, Target
 from structured_voronoi.core.errors import NoStartError
+from structured_voronoi.core.info import Info, blank_info, count_redraws
 from structured_voronoi.core.streams import Rng, inverse_cdf
 from structured_voronoi.core.validation import check_count
 from structured_voronoi.lookahead.lookahead import Lookahead, Proposal
-from structured_voronoi.problem.drawing import check_autoregressive, checked_start, refuse_impossible_start
+from structured_voronoi.problem.drawing import check_autoregressive
 from structured_voronoi.problem.problem import Problem, bind
+from structured_voronoi.problem.starts import checked_start, refuse_impossible_start
 
 START_TRIES, START_ROUNDS = 8, 100
 """Proposals, or as many as a choice has, among which a chain looks for its first text; and how often, at most."""

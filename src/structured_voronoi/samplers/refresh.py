@@ -16,11 +16,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.core.contracts import Info, Start, Synchronised, Target, blank_info, count_redraws, merge_infos
+from structured_voronoi.core.contracts import Start, Synchronised, Target
+from structured_voronoi.core.info import Info, blank_info, count_redraws, merge_infos
 from structured_voronoi.core.streams import Rng, widened
 from structured_voronoi.core.validation import check_count
-from structured_voronoi.problem.drawing import check_autoregressive, find_start, redraw, token_log_probs
+from structured_voronoi.problem.drawing import check_autoregressive, redraw, token_log_probs
 from structured_voronoi.problem.problem import Problem, bind
+from structured_voronoi.problem.starts import find_start
 
 if TYPE_CHECKING:  # redraws of the plain model need nothing of lookaheads
     from structured_voronoi.lookahead.lookahead import Lookahead, Proposal

@@ -11,7 +11,8 @@ from jaxtyping import Int
 from numpy import ndarray
 from torch import Tensor
 
-from structured_voronoi.core.contracts import Info, Sampler
+from structured_voronoi.core.contracts import Sampler
+from structured_voronoi.core.info import Info
 from structured_voronoi.engine.sampling import start_chains
 from structured_voronoi.metrics.divergence import Interval, jensen_shannon, mean_interval
 from structured_voronoi.targets.categorical import CategoricalTarget
