@@ -1,1 +1,1 @@
-"""Where language models come from: the bundled one, Hugging Face folders and hub names, GGUF files, training."""
+"""Language models and classifiers: loading, fetching, training and fine-tuning."""

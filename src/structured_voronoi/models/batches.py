@@ -1,4 +1,4 @@
-"""What all trainings share: padding the rows of a batch, one step of the optimiser, fast products."""
+"""Steps that all trainings share: padding, optimisation, learning rates, fast matrix products."""
 
 from __future__ import annotations
 
@@ -10,17 +10,26 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 
-def padded(
-    rows: list[list[int]], device: torch.device | str = "cpu", filler: int = 0
+def pad_rows(
+    rows: list[list[int]], device: torch.device | str = "cpu", padding: int = 0
 ) -> tuple[Int[Tensor, "row n"], Int[Tensor, " row"]]:
-    """Rows of different lengths as one tensor, filled up on the right, and their lengths."""
+    """Rows of different lengths as one tensor, padded on the right, and their lengths."""
     width = max(map(len, rows))
-    tokens = torch.tensor([row + [filler] * (width - len(row)) for row in rows], device=device)
+    tokens = torch.tensor([row + [padding] * (width - len(row)) for row in rows], device=device)
     return tokens, torch.tensor([len(row) for row in rows], device=device)
 
 
-def descend(loss: Tensor, network: nn.Module, optimiser: torch.optim.Optimizer) -> str:
-    """One step of the optimiser with clipped gradients; returns a note for the progress bar."""
+def learning_rate(peak: float, step: int, share: float, warmup_steps: float, final: float = 0.0) -> float:
+    """A linear warm-up to ``peak``, times a linear decay to ``final`` of it; ``share`` is the share of the training."""
+    return peak * min(1.0, (step + 1) / warmup_steps) * (final + (1 - final) * (1 - share))
+
+
+def optimiser_step(
+    loss: Tensor, network: nn.Module, optimiser: torch.optim.Optimizer, rate: float | None = None
+) -> str:
+    """Take one step with clipped gradients, at the learning rate ``rate`` if given; returns a progress note."""
+    if rate is not None:
+        optimiser.param_groups[0]["lr"] = rate
     optimiser.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]
     nn.utils.clip_grad_norm_(network.parameters(), 1.0)
@@ -28,9 +37,9 @@ def descend(loss: Tensor, network: nn.Module, optimiser: torch.optim.Optimizer) 
     return f"loss {float(loss.detach()):.3f}"
 
 
-def fast_arithmetic() -> contextlib.AbstractContextManager[Any]:
-    """Products in bfloat16 where the processor has them, twice as fast; weights and sums stay in float32."""
-    can = torch.cpu.get_capabilities()
-    has_bfloat16 = bool(can.get("avx512_bf16") or can.get("amx_bf16"))
-    # the cache would keep the bfloat16 copies of weights that have changed since
-    return torch.autocast("cpu", torch.bfloat16, enabled=has_bfloat16, cache_enabled=False)
+def bfloat16_products() -> contextlib.AbstractContextManager[Any]:
+    """Compute matrix products in bfloat16 if the processor supports it; weights and sums stay in float32."""
+    capabilities = torch.cpu.get_capabilities()
+    is_supported = bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+    # autocast's cache would keep bfloat16 copies of weights that have changed since
+    return torch.autocast("cpu", torch.bfloat16, enabled=is_supported, cache_enabled=False)

@@ -1,31 +1,32 @@
-"""Train a classifier on a language model's own tokens, from labelled texts; the language model is frozen."""
+"""Train a classifier on a frozen language model's tokens, from labelled texts."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from structured_voronoi.core.errors import SamplingError
+from structured_voronoi.core.validation import check_choice
 from structured_voronoi.metrics.classification import classification_report
-from structured_voronoi.models.batches import descend
-from structured_voronoi.models.classifier_reading import encode_texts, most_probable_labels, network_logits, text_limit
-from structured_voronoi.models.classifiers import NETWORKS, ClassifierRecipe, Kind, identity_of, save_classifier
-from structured_voronoi.models.corpora import Labelled
+from structured_voronoi.models.batches import learning_rate
+from structured_voronoi.models.classifier_reading import encode_texts, network_logits, text_limit
+from structured_voronoi.models.classifiers import NETWORKS, ClassifierSettings, Kind, model_identity, save_classifier
+from structured_voronoi.models.corpora import Labelled, digest
+from structured_voronoi.models.labels import check_labels, most_probable_labels, number_labels, split_rows
 from structured_voronoi.models.loading import Loaded
-from structured_voronoi.models.training import UNFINISHED, digest
-from structured_voronoi.models.unfinished import Unfinished
+from structured_voronoi.models.training_run import TrainingCheckpoint, TrainingRun
 
-SHORT, SHORT_F1 = 20, "macro_f1_of_20_tokens"
-"""Texts are judged whole and cut to this many tokens, the default length of a sampled text."""
+SHORT_TEXT_TOKENS = 20
+"""Classifiers are also evaluated on texts cut to this many tokens, the default length of a sampled text."""
+SHORT_TEXT_F1 = f"macro_f1_of_{SHORT_TEXT_TOKENS}_tokens"
 
 
 @torch.random.fork_rng()
@@ -34,144 +35,125 @@ def train_classifier(
     labels: list[str],
     loaded: Loaded,
     out: Path,
-    recipe: ClassifierRecipe,
+    settings: ClassifierSettings,
     tick: Callable[[str, int], None],
-    checkpoint: Path | None = None,
-    resume: bool = True,
+    checkpoint: TrainingCheckpoint | None = None,
 ) -> dict[str, Any]:
-    """Train, or resume training, into the folder ``out``, with ``tick(note, steps)`` called after each step.
+    """Train a classifier, or resume its training, and save it.
 
-    What is unfinished is kept in ``checkpoint``, or in a folder of ``out``. Returns the report, which is also kept in
-    the folder's config.json.
+    Parameters
+    ----------
+    texts, labels
+        The training texts and the label of each.
+    loaded
+        The language model, which stays frozen.
+    out
+        Folder for the classifier.
+    settings
+        Settings of the classifier and of its training.
+    tick
+        Called as ``tick(note, steps)`` after each step.
+    checkpoint
+        Where and how often the training is saved.
+
+    Returns
+    -------
+    dict
+        Scores on the held-out texts, whole and cut to `SHORT_TEXT_TOKENS`; they are also in the folder's config.json.
+
+    Raises
+    ------
+    SamplingError
+        If there are too few texts or labels, or a text is empty.
     """
-    if recipe.kind not in get_args(Kind):
-        raise SamplingError(f"kind {recipe.kind!r} is unknown", remedy=f"choose {' or '.join(get_args(Kind))}")
+    check_choice(Kind, kind=settings.kind)
     check_labels(labels)
-    names = sorted(set(labels))
-    ids, limit = encode_texts(texts, loaded, recipe), text_limit(loaded, recipe)
-    label_indices = np.array([names.index(label) for label in labels])
-    train_rows, held_out_rows = split_rows(label_indices, recipe.held_out, recipe.seed)
-    table = loaded.model.get_input_embeddings().weight
-    torch.manual_seed(recipe.seed)
+    names, label_indices = number_labels(texts, labels)
+    ids, limit = encode_texts(texts, loaded, settings), text_limit(loaded, settings)
+    train_rows, held_out_rows = split_rows(label_indices, settings.held_out_share, settings.seed)
+    table = loaded.network.get_input_embeddings().weight
+    torch.manual_seed(settings.seed)
     scale = 1 / float(table.float().std())
-    network = NETWORKS[recipe.kind](table.shape[1], recipe.hidden, len(names), scale).to(table.device).train()
-    optimiser = torch.optim.AdamW(network.parameters(), lr=recipe.learning_rate, weight_decay=0.01)
+    network = NETWORKS[settings.kind](table.shape[1], settings.hidden, len(names), scale).to(table.device).train()
+    optimiser = torch.optim.AdamW(network.parameters(), lr=settings.learning_rate, weight_decay=0.01)
     weights = _class_weights(label_indices[train_rows], len(names)).to(table.device)
-    source, steps = np.random.default_rng(recipe.seed), recipe.steps(len(ids))
-    described = {**asdict(recipe), "model": identity_of(loaded), "texts": digest(Labelled(texts, labels), recipe)}
-    with Unfinished(checkpoint or out / UNFINISHED, described, network, optimiser, steps, resume) as unfinished:
-        varied_batches = _varied_batches(ids, train_rows, recipe.batch, len(loaded.tokenizer), source)
-        tick("", unfinished.step)
-        for rows, varied in islice(varied_batches, unfinished.step, steps):
-            step = unfinished.step
-            optimiser.param_groups[0]["lr"] = recipe.learning_rate * min(1.0, (step + 1) / 50) * (1 - step / steps)
-            logits = network_logits(network, recipe.kind, loaded, [row[:limit] for row in varied])
+    rng, steps = np.random.default_rng(settings.seed), settings.steps(len(ids))
+    config = {
+        "classifier": settings.kind,
+        "labels": names,
+        "hidden": settings.hidden,
+        "model": model_identity(loaded),
+        "settings": asdict(settings),
+    }
+    described = {
+        **asdict(settings),
+        "model": config["model"],
+        "texts": digest(Labelled(texts, labels), settings),
+    }
+    with TrainingRun(checkpoint or TrainingCheckpoint(), out, described, network, optimiser, steps) as run:
+        batches = _augmented_batches(ids, train_rows, settings.batch_size, len(loaded.tokenizer), rng)
+        tick("", run.step)
+        for rows, augmented in islice(batches, run.step, steps):
+            logits = network_logits(network, settings.kind, loaded, [row[:limit] for row in augmented])
             classes = torch.tensor(label_indices[rows], device=table.device)
             loss = nn.functional.cross_entropy(logits, classes, weight=weights)
-            tick(descend(loss, network, optimiser), 1)
-            unfinished.advance(0.0)
-        report = _judge(network, recipe, names, loaded, ids, label_indices, train_rows, held_out_rows)
-        config = {
-            "classifier": recipe.kind,
-            "labels": names,
-            "hidden": recipe.hidden,
-            "model": identity_of(loaded),
-            "recipe": asdict(recipe),
-            "report": report,
+            rate = learning_rate(settings.learning_rate, run.step, run.step / steps, warmup_steps=50)
+            tick(run.advance(loss, rate), 1)
+        _round_to_half(network.eval())
+        logits_of = partial(network_logits, network, settings.kind, loaded)
+        truth = [names[index] for index in label_indices[held_out_rows]]
+        whole_report, short_report = (
+            classification_report(
+                truth, most_probable_labels(logits_of, names, [ids[row][:cut] for row in held_out_rows]), names
+            )
+            for cut in (None, SHORT_TEXT_TOKENS)
+        )
+        report = {
+            **whole_report,
+            SHORT_TEXT_F1: short_report["macro_f1"],
+            "texts": len(train_rows),
+            "held_out_texts": len(held_out_rows),
+            "parameters": sum(parameter.numel() for parameter in network.parameters()),
         }
-        save_classifier(network, config, out)
-        unfinished.remove()
+        save_classifier(network, {**config, "report": report}, out)
+        run.remove()
     return report
 
 
-def _judge(
-    network: nn.Module,
-    recipe: ClassifierRecipe,
-    names: list[str],
-    loaded: Loaded,
-    ids: list[list[int]],
-    label_indices: np.ndarray,
-    train_rows: np.ndarray,
-    held_out_rows: np.ndarray,
-) -> dict[str, Any]:
-    """How the network does on held-out texts, with its weights rounded as they are saved."""
-    network.eval()
+def _round_to_half(network: nn.Module) -> None:
+    """Round the weights to float16, the precision in which they are saved."""
     for parameter in network.parameters():
         parameter.data = parameter.data.half().float()
 
-    true_labels = [names[index] for index in label_indices[held_out_rows]]
-    whole_report, short_report = (
-        classification_report(
-            true_labels,
-            most_probable_labels(network, recipe.kind, names, loaded, [ids[row][:cut] for row in held_out_rows]),
-            names,
-        )
-        for cut in (None, SHORT)
-    )
-    return {
-        **whole_report,
-        SHORT_F1: short_report["macro_f1"],
-        "texts": len(train_rows),
-        "held_out_texts": len(held_out_rows),
-        "parameters": sum(part.numel() for part in network.parameters()),
-    }
-
-
-def check_labels(labels: list[str]) -> None:
-    """Refuse labels that no classifier can be trained on."""
-    counts = Counter(labels)
-    if len(counts) < 2:
-        raise SamplingError(
-            f"all {len(labels)} texts have the label {labels[0]!r}",
-            remedy="a classifier needs two classes or more",
-        )
-    rare = [label for label, count in counts.items() if count < 2]
-    if rare:
-        raise SamplingError(
-            f"the label {rare[0]!r} has a single text",
-            remedy="give it two or more (one is to judge by), or leave it out",
-        )
-
-
-def split_rows(label_indices: np.ndarray, held_out: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows to train on and rows held out: the same share of every class, and at least one of each."""
-    source = np.random.default_rng([seed, 1])
-    train_rows, held_out_rows = [], []
-    for index in np.unique(label_indices):
-        rows = source.permutation(np.flatnonzero(label_indices == index))
-        count = max(1, round(held_out * len(rows)))
-        held_out_rows.append(rows[:count])
-        train_rows.append(rows[count:])
-    return np.concatenate(train_rows), np.concatenate(held_out_rows)
-
 
 def _class_weights(label_indices: np.ndarray, classes: int) -> Float[Tensor, " label"]:
-    """Weights that balance the classes, at most ten times as much as equal weights; their mean over texts is 1."""
+    """Weights that balance the labels, at most ten times the equal weights; their mean over the texts is 1."""
     counts = np.bincount(label_indices, minlength=classes)
     weights = np.minimum(len(label_indices) / (classes * np.maximum(counts, 1)), 10.0)
     return torch.tensor(weights / (weights[label_indices].mean()), dtype=torch.float32)
 
 
-def _varied_batches(
-    ids: list[list[int]], rows: np.ndarray, size: int, vocabulary: int, source: np.random.Generator
+def _augmented_batches(
+    ids: list[list[int]], rows: np.ndarray, batch_size: int, vocabulary: int, rng: np.random.Generator
 ) -> Iterator[tuple[np.ndarray, list[list[int]]]]:
-    """Endless batches: every row once an epoch, in random order, and what is made of its text."""
+    """Endless batches of row numbers and augmented texts; each epoch contains each row once, in random order."""
     while True:
-        order = source.permutation(rows)
-        for i in range(0, len(order), size):
-            yield order[i : i + size], _vary([ids[row] for row in order[i : i + size]], vocabulary, source)
+        order = rng.permutation(rows)
+        for i in range(0, len(order), batch_size):
+            batch = order[i : i + batch_size]
+            yield batch, _augment([ids[row] for row in batch], vocabulary, rng)
 
 
-def _vary(rows: list[list[int]], vocabulary: int, source: np.random.Generator) -> list[list[int]]:
-    """Texts as samplers meet them: half of the time cut short, half of the time between a few random tokens."""
-    if source.random() < 0.5:
-        cut = int(source.integers(8, max(9, max(map(len, rows)) + 1)))
+def _augment(rows: list[list[int]], vocabulary: int, rng: np.random.Generator) -> list[list[int]]:
+    """Texts like those during sampling: half of the batches are cut short, half get random tokens at both ends."""
+
+    def random_tokens() -> list[int]:
+        tokens: list[int] = rng.integers(vocabulary, size=rng.integers(9)).tolist()
+        return tokens
+
+    if rng.random() < 0.5:
+        cut = int(rng.integers(8, max(9, max(map(len, rows)) + 1)))
         rows = [row[:cut] for row in rows]
-    if source.random() < 0.5:
-        rows = [_random_tokens(vocabulary, source) + row + _random_tokens(vocabulary, source) for row in rows]
+    if rng.random() < 0.5:
+        rows = [random_tokens() + row + random_tokens() for row in rows]
     return rows
-
-
-def _random_tokens(vocabulary: int, source: np.random.Generator) -> list[int]:
-    tokens: list[int] = source.integers(vocabulary, size=source.integers(9)).tolist()
-    return tokens

@@ -1,10 +1,11 @@
-"""Classifiers that read a language model's own tokens: two networks and their files.
+"""Classifiers that read a language model's tokens: two networks and their files.
 
-`light` reads the model's token embeddings, so that its gradient needs no language model at all. `probe` is the paper's:
-a BiLSTM on the model's representations. The language model is frozen and never stored with them.
+A `light` classifier reads the token embeddings, so its gradient needs no backward pass through the language model. A
+`probe` is the classifier of the paper: a BiLSTM on the hidden states. The language model stays frozen and is not saved
+with them.
 
-The bundled ones were made by `svs train classifier --data builtin --label NAME --out FOLDER`, for every NAME of
-restaurants.LABELS.
+The bundled classifiers were trained with `svs train classifier --data builtin --label NAME --out FOLDER`, one for each
+NAME in `restaurants.LABELS`.
 """
 
 from __future__ import annotations
@@ -23,15 +24,26 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from structured_voronoi.core.errors import SamplingError, one_line
-from structured_voronoi.models.loading import Loaded, hidden_states
+from structured_voronoi.models.loading import Loaded, convert_errors, hidden_states
 
 Kind = Literal["light", "probe"]
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
-LEAST_STEPS = 1500
+WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
 
 
 class Light(nn.Module):
-    """Filters of a few tokens' width over the embeddings, the strongest answer of each, one linear layer."""
+    """A convolution over three neighbouring embeddings, max-pooling over the text, and a linear layer.
+
+    Parameters
+    ----------
+    width
+        Dimensions of the embeddings.
+    hidden
+        Number of filters.
+    classes
+        Number of labels.
+    scale
+        Factor of the embeddings.
+    """
 
     scale: Tensor
 
@@ -43,15 +55,28 @@ class Light(nn.Module):
         self.out = nn.Linear(hidden, classes)
 
     def forward(self, states: Float[Tensor, "row n d"], lengths: Int[Tensor, " row"]) -> Float[Tensor, "row label"]:
+        """The logits of texts that are padded on the right."""
         inside = torch.arange(states.shape[1], device=states.device) < lengths[:, None]
-        answers = self.filters((states * self.scale * inside[..., None]).transpose(1, 2)).relu()
-        strongest = (answers * inside[:, None]).amax(-1)  # answers are ≥ 0, so that 0 is no answer
-        logits: Tensor = self.out(self.dropout(strongest))
+        outputs = self.filters((states * self.scale * inside[..., None]).transpose(1, 2)).relu()
+        pooled = (outputs * inside[:, None]).amax(-1)  # outputs are ≥ 0, so masked positions do not count
+        logits: Tensor = self.out(self.dropout(pooled))
         return logits
 
 
 class Probe(nn.Module):
-    """Three layers of BiLSTM; the label is read off the strongest answer of each unit, wherever in the text it is."""
+    """Three layers of a BiLSTM on embeddings and hidden states, max-pooling over the text, and a linear layer.
+
+    Parameters
+    ----------
+    width
+        Dimensions of the embeddings, and of the hidden states.
+    hidden
+        Units of the LSTM in each direction.
+    classes
+        Number of labels.
+    scale
+        Factor of the embeddings.
+    """
 
     scale: Tensor
 
@@ -63,48 +88,57 @@ class Probe(nn.Module):
         self.out = nn.Linear(2 * hidden, classes)
 
     def forward(self, states: Float[Tensor, "row n d"], lengths: Int[Tensor, " row"]) -> Float[Tensor, "row label"]:
+        """The logits of texts that are padded on the right."""
         embeds, hidden = states.chunk(2, dim=-1)
-        packed = nn.utils.rnn.pack_padded_sequence(
-            torch.cat([embeds * self.scale, hidden], dim=-1), lengths.cpu(), batch_first=True, enforce_sorted=False
-        )
-        with torch.backends.cudnn.flags(enabled=False):  # cuDNN has no backward pass outside training
-            packed_answers = self.lstm(packed)[0]
-        answers, _ = nn.utils.rnn.pad_packed_sequence(packed_answers, batch_first=True, padding_value=-1.0)
-        logits: Tensor = self.out(self.dropout(answers.amax(1)))  # answers lie between -1 and 1
+        pooled = pooled_lstm(self.lstm, torch.cat([embeds * self.scale, hidden], dim=-1), lengths)
+        logits: Tensor = self.out(self.dropout(pooled))
         return logits
 
 
 NETWORKS: dict[str, type[Light] | type[Probe]] = {"light": Light, "probe": Probe}
 
 
+def pooled_lstm(
+    lstm: nn.LSTM, inputs: Float[Tensor, "row n d"], lengths: Int[Tensor, " row"] | None = None
+) -> Float[Tensor, "row unit"]:
+    """The largest output of each unit of an LSTM within each row; without ``lengths`` no row is padded."""
+    with torch.backends.cudnn.flags(enabled=False):  # cuDNN has no backward pass in evaluation mode
+        if lengths is None:
+            outputs: Tensor = lstm(inputs)[0]
+        else:
+            packed = nn.utils.rnn.pack_padded_sequence(inputs, lengths.cpu(), batch_first=True, enforce_sorted=False)
+            # outputs lie between -1 and 1, so padding does not count
+            outputs, _ = nn.utils.rnn.pad_packed_sequence(lstm(packed)[0], batch_first=True, padding_value=-1.0)
+    return outputs.amax(1)
+
+
 def first_token(kind: str, tokenizer: Any) -> int:
-    """The token that a text begins with for a probe; 0, which is not used, for a light classifier."""
+    """The token before a text that a probe reads; 0, which is unused, for a light classifier."""
     if kind == "light":
         return 0
     first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     if first is None:
-        raise SamplingError(
-            "this tokenizer has no token to begin a text with, and a probe needs one",
-            remedy="use kind light",
-        )
+        raise SamplingError("the tokenizer has no beginning-of-text token for a probe", remedy="use kind light")
     return int(first)
 
 
-def states_of(kind: str, model: Any, first: int, embeds: Float[Tensor, "row n d"]) -> Float[Tensor, "row position d"]:
-    """The network's inputs: the text's embeddings; for a probe those of the first token too, and all hidden states.
+def classifier_inputs(
+    kind: str, network: Any, first: int, embeds: Float[Tensor, "row n d"]
+) -> Float[Tensor, "row position d"]:
+    """The inputs of a classifier: the embeddings of the text; for a probe also the first token's and the hidden states.
 
-    The last hidden state of a token says more about the next token than about itself, so both are needed.
+    A probe needs both, because the last hidden state of a token says more about the next token than about itself.
     """
     if kind == "light":
         return embeds
-    beginning = model.get_input_embeddings()(torch.full((len(embeds), 1), first, device=embeds.device))
+    beginning = network.get_input_embeddings()(torch.full((len(embeds), 1), first, device=embeds.device))
     embedded = torch.cat([beginning, embeds], dim=1)
-    return torch.cat([embedded, hidden_states(model, embeds=embedded)], dim=-1)
+    return torch.cat([embedded, hidden_states(network, embeds=embedded)], dim=-1)
 
 
-def identity_of(loaded: Loaded) -> dict[str, Any]:
-    """The identity of a language model: its vocabulary, and a few numbers of its embeddings."""
-    table = loaded.model.get_input_embeddings().weight.detach()
+def model_identity(loaded: Loaded) -> dict[str, Any]:
+    """What identifies a language model: its vocabulary and a sample of its embeddings."""
+    table = loaded.network.get_input_embeddings().weight.detach()
     vocabulary = json.dumps(sorted(loaded.tokenizer.get_vocab().items())).encode()
     rows = torch.linspace(0, len(loaded.tokenizer) - 1, 5, device=table.device).long()
     return {
@@ -116,61 +150,84 @@ def identity_of(loaded: Loaded) -> dict[str, Any]:
     }
 
 
-def mismatch(trained: dict[str, Any], present: dict[str, Any]) -> str | None:
-    """How a language model differs from the one a classifier was trained with; None if it does not."""
+def identity_difference(trained: dict[str, Any], present: dict[str, Any]) -> str | None:
+    """How a language model differs from the one that a classifier was trained with; None if it does not."""
     for key, quantity in (("tokens", "tokens in the vocabulary"), ("width", "dimensions of the embeddings")):
         if trained[key] != present[key]:
             return f"{trained[key]} {quantity} against {present[key]}"
     if trained["vocabulary"] != present["vocabulary"]:
-        return "the same number of tokens, but other ones"
-    apart = (torch.tensor(trained["sample"]) - torch.tensor(present["sample"])).abs().max()
-    return "the same tokens, but other embeddings" if apart > 0.2 * trained["spread"] else None
+        return "different tokens, equally many"
+    largest = (torch.tensor(trained["sample"]) - torch.tensor(present["sample"])).abs().max()
+    return "the same tokens, but different embeddings" if largest > 0.2 * trained["spread"] else None
 
 
 @dataclass(frozen=True)
-class ClassifierRecipe:
-    """Everything the result depends on, besides the texts and the language model."""
+class ClassifierSettings:
+    """Settings of a classifier and of its training.
+
+    Parameters
+    ----------
+    kind
+        ``light`` or ``probe``.
+    hidden
+        Filters or units of the network.
+    epochs
+        Passes over the texts. None means four, or more if there are few texts.
+    batch_size
+        Texts per step.
+    learning_rate
+        Largest learning rate.
+    max_tokens
+        Tokens that are read of each text.
+    held_out_share
+        Share of the texts that are held out for the report.
+    seed
+        Seed of all random numbers.
+    """
 
     kind: Kind = "light"
     hidden: int = 64
     epochs: float | None = None
-    """Passes over the texts; four if left out, and more where they are few."""
-    batch: int = 32
+    batch_size: int = 32
     learning_rate: float = 2e-3
-    longest: int = 100
-    held_out: float = 0.1
+    max_tokens: int = 100
+    held_out_share: float = 0.1
     seed: int = 0
 
     def steps(self, texts: int) -> int:
-        batches = texts * (1 - self.held_out) / self.batch
-        return max(LEAST_STEPS, math.ceil(4 * batches)) if self.epochs is None else math.ceil(self.epochs * batches)
+        """Number of training steps for so many texts."""
+        batches = texts * (1 - self.held_out_share) / self.batch_size
+        return max(1500, math.ceil(4 * batches)) if self.epochs is None else math.ceil(self.epochs * batches)
 
 
 def load_classifier(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
-    """The network, ready to evaluate, and the config it was saved with."""
-    try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        tensors = {name: tensor.float() for name, tensor in load_file(folder / WEIGHTS).items()}
-        with torch.device("meta"):  # sizes that a damaged config makes up take no memory
+    """Load a classifier's network, in evaluation mode, and its config."""
+
+    def explain(error: Exception) -> SamplingError:
+        return SamplingError(
+            f"classifier {folder} cannot be loaded",
+            cause=f"{type(error).__name__}: {one_line(error)}",
+            remedy="give a folder written by `svs train classifier`",
+        )
+
+    with convert_errors(explain):
+        config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        tensors = {name: tensor.float() for name, tensor in load_file(folder / WEIGHTS_FILE).items()}
+        with torch.device("meta"):  # allocates no memory for the sizes in a damaged config
             network = NETWORKS[config["classifier"]](config["model"]["width"], config["hidden"], len(config["labels"]))
         network.load_state_dict(tensors, assign=True)
-    except Exception as error:  # the libraries below raise many kinds; each means that the folder is of no use
-        raise SamplingError(
-            f"classifier {folder} cannot be loaded ({type(error).__name__}: {one_line(error)})",
-            remedy="give a folder written by `svs train classifier`",
-        ) from error
     return network.eval().requires_grad_(False), config
 
 
 def save_classifier(network: nn.Module, config: dict[str, Any], out: Path) -> None:
-    """Write both files under another name and rename them, so that an interruption leaves no partial file."""
+    """Save a classifier in float16; each file is written under a temporary name and then renamed."""
     out.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.cpu().contiguous() for name, tensor in network.state_dict().items()}
     tensors |= {name: tensor.detach().half().cpu().contiguous() for name, tensor in network.named_parameters()}
     try:
         save_file(tensors, out / "new")
-        os.replace(out / "new", out / WEIGHTS)
+        os.replace(out / "new", out / WEIGHTS_FILE)
         (out / "new").write_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        os.replace(out / "new", out / CONFIG)
+        os.replace(out / "new", out / CONFIG_FILE)
     finally:
         (out / "new").unlink(missing_ok=True)

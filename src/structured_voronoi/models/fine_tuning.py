@@ -1,12 +1,11 @@
-"""Fine-tune the last layers of a pretrained language model on texts, within a budget of minutes.
+"""Fine-tune the last layers of a pretrained language model on texts.
 
-The layers below them and both embedding tables stay as they are: they run without gradients, which halves the time, and
-light classifiers of the base model, which read its embeddings, fit the fine-tuned one too.
+The layers below and both embedding tables stay frozen: they need no gradients, which halves the time, and a light
+classifier of the base model, which reads its embeddings, also works for the fine-tuned one.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -17,113 +16,149 @@ import torch
 from torch import nn
 
 from structured_voronoi.core.errors import SamplingError
-from structured_voronoi.models.batches import fast_arithmetic
+from structured_voronoi.models.batches import bfloat16_products
 from structured_voronoi.models.corpora import Corpus
-from structured_voronoi.models.loading import load_model, save_model
+from structured_voronoi.models.loading import load_model
 from structured_voronoi.models.training import (
-    REPORT,
-    UNFINISHED,
-    descend_on_texts,
-    describe_training,
     encode_whole_texts,
     mean_loss,
     perplexity,
-    unfinished_training,
+    save_trained,
+    train_on_texts,
+    training_run,
 )
+from structured_voronoi.models.training_run import TrainingCheckpoint
 
-TICKS = 1000
-"""How often, in sum, `fine_tune` calls its tick."""
-AT_A_TIME = 16
-"""Texts at a time of the held-out loss: logits of a large vocabulary take memory."""
+FINE_TUNING_TICKS = 1000
+"""Number of progress steps of `fine_tune`."""
 
 
 @dataclass(frozen=True)
-class FineTuning:
-    """Everything the result depends on, besides the texts and how fast the machine is."""
+class FineTuningSettings:
+    """Settings of fine-tuning.
+
+    Parameters
+    ----------
+    base
+        The pretrained model, as in `load_model`.
+    minutes
+        Largest time; training ends earlier if all epochs are done.
+    epochs
+        Passes over the texts.
+    layers
+        Number of layers, from the last one, that are trained.
+    context
+        Largest number of tokens of a text.
+    batch_size
+        Texts per step.
+    learning_rate
+        Largest learning rate.
+    max_held_out_texts
+        Largest number of texts for the held-out loss.
+    seed
+        Seed of all random numbers.
+    """
 
     base: str
     minutes: float = 40.0
-    """Of the clock; training ends after them or after the epochs, whichever comes first."""
     epochs: float = 1.0
     layers: int = 8
-    """The last so many are trained."""
     context: int = 128
-    batch: int = 16
+    batch_size: int = 16
     learning_rate: float = 2e-4
-    held_out: int = 400
-    """Texts that the loss before and after is measured on, at most."""
+    max_held_out_texts: int = 400
     seed: int = 0
 
     def steps(self, texts: int) -> int:
-        return math.ceil(self.epochs * texts / self.batch)
+        """Number of training steps for so many texts."""
+        return math.ceil(self.epochs * texts / self.batch_size)
 
 
 @torch.random.fork_rng()
 def fine_tune(
     corpus: Corpus,
     out: Path,
-    recipe: FineTuning,
+    settings: FineTuningSettings,
     tick: Callable[[str, int], None],
     half: bool = False,
-    checkpoint: Path | None = None,
-    resume: bool = True,
+    checkpoint: TrainingCheckpoint | None = None,
 ) -> dict[str, Any]:
-    """Train, or resume training, into the folder ``out``; ``tick(note, steps)`` is called with TICKS steps in sum.
+    """Fine-tune a language model, or resume its fine-tuning, and save it.
 
-    What is unfinished is kept in ``checkpoint``, or in a folder of ``out``.
+    Parameters
+    ----------
+    corpus
+        Texts for training and held-out texts.
+    out
+        Folder for the model.
+    settings
+        Settings of fine-tuning.
+    tick
+        Called as ``tick(note, steps)`` after each step, with `FINE_TUNING_TICKS` steps in total.
+    half
+        Whether the weights are saved in float16.
+    checkpoint
+        Where and how often the training is saved.
+
+    Returns
+    -------
+    dict
+        The held-out loss before and after, the number of steps and texts, and the settings; also saved as
+        training.json.
+
+    Raises
+    ------
+    SamplingError
+        If ``out`` is the base model's folder, the base model is not suitable, the loss diverges, or the checkpoint
+        belongs to another training.
     """
-    if Path(recipe.base).exists() and out.resolve() == Path(recipe.base).resolve():
+    if Path(settings.base).exists() and out.resolve() == Path(settings.base).resolve():
         raise SamplingError(
-            f"--out {out} is the base model's own folder, which would be overwritten",
-            remedy="choose another",
+            f"{out} is the base model's folder and would be overwritten",
+            argument="out",
+            remedy="choose another folder",
         )
-    loaded = load_model(recipe.base)
-    model, tokenizer = loaded
+    loaded = load_model(settings.base)
+    network, tokenizer = loaded
     if tokenizer.eos_token_id is None:
         raise SamplingError(
-            f"{recipe.base} has no end-of-text token, so that no text could end",
-            remedy="choose another base",
+            f"the base model {settings.base} has no end-of-text token", remedy="choose another base model"
         )
-    context = min(recipe.context, getattr(model.config, "max_position_embeddings", None) or recipe.context)
-    held_out_texts = corpus.held_out[:: -(-len(corpus.held_out) // recipe.held_out)]
+    context = min(settings.context, getattr(network.config, "max_position_embeddings", None) or settings.context)
+    held_out_texts = corpus.held_out[:: -(-len(corpus.held_out) // settings.max_held_out_texts)]
     ids, held_out = (encode_whole_texts(tokenizer, texts, context) for texts in (corpus.train, held_out_texts))
-    with fast_arithmetic():
+    evaluation_batch_size = 16  # the logits of a large vocabulary take much memory
+    with bfloat16_products():
         tick("held-out loss", 0)
-        before = mean_loss(model, held_out, AT_A_TIME)
-    for layer in _layers(model)[-recipe.layers :]:
+        loss_before = mean_loss(network, held_out, evaluation_batch_size)
+    for layer in _layers(network)[-settings.layers :]:
         layer.requires_grad_(True)
-    folder, shown = checkpoint or out / UNFINISHED, 0
-    with unfinished_training(model, ids, recipe, folder, describe_training(corpus, recipe), resume) as unfinished:
-        with fast_arithmetic():
-            for progress in descend_on_texts(model, ids, recipe, unfinished, 60 * recipe.minutes, warmup=20):
-                ticks = round(TICKS * min(progress.share, 1.0))
-                tick(progress.note, ticks - shown)
-                shown = ticks
-            after = mean_loss(model, held_out, AT_A_TIME)
+    with training_run(network, ids, settings, corpus, out, checkpoint) as run:
+        with bfloat16_products():
+            train_on_texts(ids, settings, run, tick, FINE_TUNING_TICKS, 60 * settings.minutes, warmup_steps=20)
+            loss = mean_loss(network, held_out, evaluation_batch_size)
         report = {
-            "held_out_loss_before": before,
-            "held_out_loss": after,
-            "held_out_perplexity": perplexity(after, out),
+            "held_out_loss_before": loss_before,
+            "held_out_loss": loss,
+            "held_out_perplexity": perplexity(loss, out),
             "held_out_texts": len(held_out),
-            "texts": min(len(ids), progress.step * recipe.batch),
-            "steps": progress.step,
-            "minutes_taken": progress.seconds / 60,
-            **asdict(recipe),
+            "texts": min(len(ids), run.step * settings.batch_size),
+            "steps": run.step,
+            "minutes_taken": run.seconds / 60,
+            **asdict(settings),
         }
-        tokenizer.chat_template = None  # it has learnt texts, each after the first token, and no conversation
-        save_model(loaded._replace(model=model.half()) if half else loaded, out)
-        (out / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        unfinished.remove()
+        tokenizer.chat_template = None  # the fine-tuned model was trained on plain texts, not on conversations
+        save_trained(loaded, report, out, half)
+        run.remove()
     return report
 
 
-def _layers(model: Any) -> nn.ModuleList:
-    """The list of the model's layers, whatever its kind calls it."""
-    count = model.config.get_text_config().num_hidden_layers
-    for module in model.modules():
+def _layers(network: Any) -> nn.ModuleList:
+    """The list of the network's layers, whose name depends on the kind of the model."""
+    count = network.config.get_text_config().num_hidden_layers
+    for module in network.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return module
     raise SamplingError(
-        f"a {type(model).__name__} keeps its layers in no list of {count}",
-        remedy="choose another base",
+        f"the layers of a {type(network).__name__} could not be found", remedy="choose another base model"
     )

@@ -1,4 +1,4 @@
-"""Folders: where results are written, and where the user's cache is."""
+"""Folders for results and for cached files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,25 @@ from structured_voronoi.core.errors import SamplingError
 
 
 def writable_folder(path: Path, names: Sequence[str] = ()) -> Path:
-    """The folder, made if need be; checked before the long work, not after it."""
+    """Create a folder for results and check that it can be written, before the long computation starts.
+
+    Parameters
+    ----------
+    path
+        The folder.
+    names
+        Beginnings of the names of the files that will be written; existing ones must be replaceable.
+
+    Returns
+    -------
+    Path
+        The folder.
+
+    Raises
+    ------
+    SamplingError
+        If the folder or one of these files cannot be written.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
@@ -22,21 +40,18 @@ def writable_folder(path: Path, names: Sequence[str] = ()) -> Path:
             for file in (*path.glob(f"{name}*.*"), *path.glob(name))
             if not os.access(file, os.W_OK) or file.is_dir()
         ]
-        if blocked:
-            raise SamplingError(
-                f"{blocked[0]} is in the way and cannot be replaced",
-                remedy="move it or choose another --out",
-            )
-        return path
     except (OSError, ValueError) as error:  # a ValueError where the name holds a NUL
-        reason = getattr(error, "strerror", None) or error
         raise SamplingError(
-            f"--out {str(path)[:200]} cannot be written to",
-            cause=reason,
-            remedy="choose a folder of your own, as in --out results",
+            f"{str(path)[:200]} cannot be written",
+            cause=getattr(error, "strerror", None) or error,
+            remedy="choose a folder that you can write to, for example results",
+            argument="out",
         ) from error
+    if blocked:
+        raise SamplingError(f"{blocked[0]} cannot be replaced", remedy="move it, or choose another folder")
+    return path
 
 
 def cache_folder() -> Path:
-    """Where the user's cached files are, by the XDG convention."""
+    """The cache folder of this package, following the XDG convention."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "structured-voronoi"

@@ -1,7 +1,7 @@
 """The predictor of FUDGE (Yang & Klein 2021): the label of a text, predicted from its first tokens.
 
-As in the paper's appendix on food classifiers: a BiLSTM of three layers with dropout ½ and token embeddings of its
-own. It learns from labelled texts that are cut at random lengths, anew each time they are read.
+As in that paper's appendix it is a BiLSTM of three layers with dropout ½ and its own token embeddings. In training each
+text is cut at a random length every time it is read.
 """
 
 from __future__ import annotations
@@ -18,103 +18,125 @@ import torch
 from jaxtyping import Float, Int
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from structured_voronoi.core.errors import SamplingError, did_you_mean
-from structured_voronoi.models.batches import descend, padded
+from structured_voronoi.models.batches import optimiser_step, pad_rows
+from structured_voronoi.models.classifiers import pooled_lstm
+from structured_voronoi.models.labels import most_probable_labels, number_labels
 
-WEIGHTS, CONFIG = "prefix_classifier.safetensors", "config.json"
+WEIGHTS_FILE, CONFIG_FILE = "prefix_classifier.safetensors", "config.json"
 
 
 @dataclass(frozen=True)
-class PrefixRecipe:
-    """Everything the result depends on, besides the texts."""
+class PrefixSettings:
+    """Settings of a prefix classifier and of its training.
+
+    Parameters
+    ----------
+    embedding
+        Dimensions of the token embeddings.
+    hidden
+        Units of the LSTM in each direction.
+    layers
+        Layers of the LSTM.
+    dropout
+        Dropout probability.
+    batch_size
+        Texts per step.
+    epochs
+        Passes over the texts.
+    learning_rate
+        Learning rate of Adam.
+    seed
+        Seed of all random numbers.
+    """
 
     embedding: int = 300
     hidden: int = 300
     layers: int = 3
     dropout: float = 0.5
-    batch: int = 64
+    batch_size: int = 64
     epochs: float = 3.0
     learning_rate: float = 1e-3
     seed: int = 0
 
     def steps(self, texts: int) -> int:
-        return math.ceil(self.epochs * texts / self.batch)
+        """Number of training steps for so many texts."""
+        return math.ceil(self.epochs * texts / self.batch_size)
 
 
 class PrefixClassifier(nn.Module):
-    """p(label | prefix), read off the strongest answer of each unit of the LSTM, wherever in the prefix it is."""
+    """p(label | prefix) from a BiLSTM with max-pooling over the prefix, made by `train_prefix_classifier`.
 
-    def __init__(self, vocabulary: int, labels: list[str], recipe: PrefixRecipe) -> None:
+    Parameters
+    ----------
+    vocabulary
+        Tokens of the language model.
+    labels
+        The labels, sorted.
+    settings
+        Sizes of the network.
+    """
+
+    def __init__(self, vocabulary: int, labels: list[str], settings: PrefixSettings) -> None:
         super().__init__()
-        self.vocabulary, self.labels, self.recipe = vocabulary, labels, recipe
-        self.embedding = nn.Embedding(vocabulary, recipe.embedding)
+        self.vocabulary, self.labels, self.settings = vocabulary, labels, settings
+        self.embedding = nn.Embedding(vocabulary, settings.embedding)
         self.lstm = nn.LSTM(
-            recipe.embedding,
-            recipe.hidden,
-            recipe.layers,
+            settings.embedding,
+            settings.hidden,
+            settings.layers,
             batch_first=True,
-            dropout=recipe.dropout if recipe.layers > 1 else 0.0,
+            dropout=settings.dropout if settings.layers > 1 else 0.0,
             bidirectional=True,
         )
-        self.dropout = nn.Dropout(recipe.dropout)
-        self.out = nn.Linear(2 * recipe.hidden, len(labels))
+        self.dropout = nn.Dropout(settings.dropout)
+        self.out = nn.Linear(2 * settings.hidden, len(labels))
 
     def forward(
         self, tokens: Int[Tensor, "row n"], lengths: Int[Tensor, " row"] | None = None
     ) -> Float[Tensor, "row label"]:
-        """Logits; rows of different lengths are padded on the right with any token."""
-        embedded = self.embedding(tokens)
-        if lengths is not None:
-            embedded = pack_padded_sequence(embedded, lengths.cpu(), batch_first=True, enforce_sorted=False)
-        answers = self.lstm(embedded)[0]
-        if lengths is not None:  # answers lie between -1 and 1
-            answers, _ = pad_packed_sequence(answers, batch_first=True, padding_value=-1.0)
-        logits: Tensor = self.out(self.dropout(answers.amax(1)))
+        """The logits; rows of different lengths are padded on the right with any token."""
+        logits: Tensor = self.out(self.dropout(pooled_lstm(self.lstm, self.embedding(tokens), lengths)))
         return logits
 
     @torch.no_grad()
     def log_prob(self, tokens: Int[Tensor, "row n"], label: str) -> Float[Tensor, " row"]:
-        """log p(label | prefix) of prefixes of one length."""
-        index = self._index_of(label)
+        """log p(label | prefix) of prefixes of equal lengths."""
+        if label not in self.labels:
+            raise SamplingError(
+                f"the prefix classifier has no label {label!r}", remedy=did_you_mean(label, self.labels)
+            )
         log_probs: Tensor = self(tokens).log_softmax(-1)
-        return log_probs[:, index]
+        return log_probs[:, self.labels.index(label)]
 
-    def predict(self, texts: list[list[int]], batch: int = 256) -> list[str]:
-        """The most probable label of each text."""
-        predicted: list[str] = []
-        with torch.no_grad():
-            for begin in range(0, len(texts), batch):
-                logits = self(*padded(texts[begin : begin + batch], self.embedding.weight.device))
-                predicted += [self.labels[index] for index in logits.argmax(-1).tolist()]
-        return predicted
+    def predict(self, texts: list[list[int]]) -> list[str]:
+        """The most probable label of each text, a list of tokens."""
+
+        def logits(rows: list[list[int]]) -> Tensor:
+            return self(*pad_rows(rows, self.embedding.weight.device))  # type: ignore[no-any-return]
+
+        return most_probable_labels(logits, self.labels, texts, batch_size=256)
 
     def save(self, folder: Path) -> None:
+        """Save the classifier to a folder."""
         folder.mkdir(parents=True, exist_ok=True)
-        save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, folder / WEIGHTS)
-        config = {"vocabulary": self.vocabulary, "labels": self.labels, "recipe": asdict(self.recipe)}
-        (folder / CONFIG).write_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, folder / WEIGHTS_FILE)
+        config = {"vocabulary": self.vocabulary, "labels": self.labels, "settings": asdict(self.settings)}
+        (folder / CONFIG_FILE).write_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        if not (folder / CONFIG).exists() or not (folder / WEIGHTS).exists():
+        """Load a classifier from the folder it was saved to."""
+        if not (folder / CONFIG_FILE).exists() or not (folder / WEIGHTS_FILE).exists():
             raise SamplingError(
-                f"{folder} holds no {CONFIG} with {WEIGHTS}",
-                remedy="give a folder that one was saved to",
+                f"{folder} holds no {CONFIG_FILE} with {WEIGHTS_FILE}",
+                remedy="give a folder that a prefix classifier was saved to",
             )
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        model = cls(config["vocabulary"], config["labels"], PrefixRecipe(**config["recipe"]))
-        model.load_state_dict(load_file(folder / WEIGHTS))
-        return model.eval()
-
-    def _index_of(self, label: str) -> int:
-        if label not in self.labels:
-            raise SamplingError(
-                f"the prefix classifier has no label {label!r}",
-                remedy=did_you_mean(label, self.labels),
-            )
-        return self.labels.index(label)
+        config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        classifier = cls(config["vocabulary"], config["labels"], PrefixSettings(**config["settings"]))
+        classifier.load_state_dict(load_file(folder / WEIGHTS_FILE))
+        return classifier.eval()
 
 
 @torch.random.fork_rng()
@@ -122,31 +144,47 @@ def train_prefix_classifier(
     texts: list[list[int]],
     labels: list[str],
     vocabulary: int,
-    recipe: PrefixRecipe,
+    settings: PrefixSettings,
     tick: Callable[[str, int], None],
 ) -> PrefixClassifier:
-    """A classifier of prefixes.
+    """Train a prefix classifier.
 
-    Texts are lists of the language model's tokens, without special ones; ``tick(note, steps)`` is called every step.
+    Parameters
+    ----------
+    texts
+        The language model's tokens of each text, without special tokens; empty texts are left out.
+    labels
+        The label of each text.
+    vocabulary
+        Tokens of the language model.
+    settings
+        Settings of the classifier and of its training.
+    tick
+        Called as ``tick(note, steps)`` after each step.
+
+    Returns
+    -------
+    PrefixClassifier
+        The classifier, in evaluation mode.
+
+    Raises
+    ------
+    SamplingError
+        If there is not one label for each text, or fewer than two labels.
     """
-    kept = [row for row, text in enumerate(texts) if text]
-    names = sorted(set(labels))
-    if len(texts) != len(labels) or len(names) < 2:
-        raise SamplingError(
-            f"{len(texts)} texts with {len(labels)} labels, {len(names)} of them different",
-            remedy="give one label for each text, two different ones at least",
-        )
-    label_indices = torch.tensor([names.index(label) for label in labels])
-    torch.manual_seed(recipe.seed)
-    model = PrefixClassifier(vocabulary, names, recipe).train()
-    optimiser = torch.optim.Adam(model.parameters(), lr=recipe.learning_rate)
-    source = np.random.default_rng(recipe.seed)
+    names, indices = number_labels(texts, labels)
+    label_indices = torch.from_numpy(indices)
+    non_empty = [row for row, text in enumerate(texts) if text]
+    torch.manual_seed(settings.seed)
+    classifier = PrefixClassifier(vocabulary, names, settings).train()
+    optimiser = torch.optim.Adam(classifier.parameters(), lr=settings.learning_rate)
+    rng = np.random.default_rng(settings.seed)
     rows: list[int] = []
-    for _ in range(recipe.steps(len(kept))):
-        while len(rows) < recipe.batch:
-            rows += source.permutation(kept).tolist()
-        chosen, rows = rows[: recipe.batch], rows[recipe.batch :]
-        cut = [texts[row][: source.integers(1, len(texts[row]) + 1)] for row in chosen]
-        loss = nn.functional.cross_entropy(model(*padded(cut)), label_indices[chosen])
-        tick(descend(loss, model, optimiser), 1)
-    return model.eval()
+    for _ in range(settings.steps(len(non_empty))):
+        while len(rows) < settings.batch_size:
+            rows += rng.permutation(non_empty).tolist()
+        chosen, rows = rows[: settings.batch_size], rows[settings.batch_size :]
+        prefixes = [texts[row][: rng.integers(1, len(texts[row]) + 1)] for row in chosen]
+        loss = nn.functional.cross_entropy(classifier(*pad_rows(prefixes)), label_indices[chosen])
+        tick(optimiser_step(loss, classifier, optimiser), 1)
+    return classifier.eval()

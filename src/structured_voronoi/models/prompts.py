@@ -1,4 +1,4 @@
-"""What a language model reads before the texts that it writes: a prompt, or one side of a conversation."""
+"""Tokens of prompts, conversations and suffixes."""
 
 from __future__ import annotations
 
@@ -6,84 +6,62 @@ from typing import Any
 
 from structured_voronoi.core.errors import SamplingError, one_line
 
-ANSWER = "ANSWER"
-"""Stands for the model's answer where the end of its turn is looked for."""
 
-
-def check_text(what: str, text: object) -> None:
-    """Refuse what is no text, or holds what UTF-8 cannot: bytes of another encoding come as lone surrogates."""
+def check_text(argument: str, text: object) -> None:
+    """Raise an error unless the argument is a str of valid Unicode: undecodable bytes become lone surrogates."""
     if not isinstance(text, str):
-        raise SamplingError(f"{what} is {text!r} and no text", remedy="give a str")
+        raise SamplingError(f"{text!r} is not a str", argument=argument, remedy="give a str")
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise SamplingError(
-            f"{what} {text[:80]!r} is not UTF-8 at character {error.start}",
-            remedy="write it in UTF-8",
+            f"{text[:80]!r} is not UTF-8 at character {error.start}", argument=argument, remedy="write it in UTF-8"
         ) from error
 
 
 def encode_prompt(tokenizer: Any, prompt: str) -> list[int]:
-    """The tokens of a prompt, after the token that texts begin with."""
-    check_text("the prompt", prompt)
+    """The tokens of a prompt, with a beginning-of-text token in front if the tokenizer has one.
+
+    An empty prompt begins with the end-of-text token if there is no beginning-of-text token.
+
+    Raises
+    ------
+    SamplingError
+        If there would be no token at all.
+    """
+    check_text("prompt", prompt)
     ids: list[int] = tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"] if prompt else []
-    first = None if ids and _begins_turns(tokenizer) else tokenizer.bos_token_id
+    first = None if ids and _begins_chat_turns(tokenizer) else tokenizer.bos_token_id
     if first is None and not ids:
         first = tokenizer.eos_token_id
     if first is not None:
         ids = [first, *ids]
     if not ids:
-        raise SamplingError("this tokenizer has no token to begin a text with", remedy="give a prompt")
+        raise SamplingError("the tokenizer has no beginning-of-text token", remedy="give a prompt")
     return ids
 
 
-def _begins_turns(tokenizer: Any) -> bool:
-    """Is the first token of texts one with which the turns of a chat begin, and no other text, as SmolLM2's is?"""
-    first, template = tokenizer.bos_token, str(getattr(tokenizer, "chat_template", None) or "")
-    puts_it = tokenizer("a", verbose=False)["input_ids"][:1] == [tokenizer.bos_token_id]
-    return first is not None and first != tokenizer.eos_token and first in template and not puts_it
-
-
 def encode_chat(tokenizer: Any, prompt: str, system: str) -> list[int]:
-    """The tokens of a conversation in which the model speaks next, by the tokenizer's own template."""
-    check_text("the prompt", prompt)
-    check_text("the system message", system)
+    """The tokens of a conversation, by the tokenizer's chat template, in which the model's turn comes next."""
+    check_text("prompt", prompt)
+    check_text("system", system)
     ids: list[int] = tokenizer(_render(tokenizer, prompt, system), add_special_tokens=False)["input_ids"]
     return ids
 
 
 def end_of_turn(tokenizer: Any) -> int | None:
-    """The token with which the model ends its turn: the first special one after an answer, else the end of text."""
-    _, _, after = _render(tokenizer, "", "", ANSWER).rpartition(ANSWER)
+    """The token that ends the model's turn: the first special token after an answer, else the end-of-text token."""
+    placeholder = "ANSWER"
+    _, _, after = _render(tokenizer, "", "", placeholder).rpartition(placeholder)
     special = {token for token, entry in tokenizer.added_tokens_decoder.items() if entry.special}
     ids = tokenizer(after, add_special_tokens=False)["input_ids"]
     found: int | None = next((token for token in ids if token in special), tokenizer.eos_token_id)
     return found
 
 
-def _render(tokenizer: Any, prompt: str, system: str, answer: str | None = None) -> str:
-    if not getattr(tokenizer, "chat_template", None):
-        raise SamplingError(
-            "a chat needs a tokenizer with a chat template, and this one has none",
-            remedy="leave --chat and --system out, or take a model that was made for chats, smollm2 for example",
-        )
-    messages = [{"role": "system", "content": system}] if system else []
-    messages.append({"role": "user", "content": prompt})
-    if answer is not None:
-        messages.append({"role": "assistant", "content": answer})
-    try:
-        rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer is None)
-    except Exception as error:  # templates are programs of their own and fail in many ways
-        raise SamplingError(
-            f"the tokenizer's chat template fails ({type(error).__name__}: {one_line(error)})",
-            remedy="leave --system out, or take another model",
-        ) from error
-    return str(rendered)
-
-
 def encode_suffix(tokenizer: Any, suffix: str) -> list[int]:
-    """The tokens of a text that follows another: some tokenizers put a space before the first word of a text."""
-    check_text("the suffix", suffix)
+    """The tokens of a text that follows another one: some tokenizers add a space before the first word of a text."""
+    check_text("suffix", suffix)
     before, both = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (".", "." + suffix))
     if both[: len(before)] == before:
         following: list[int] = both[len(before) :]
@@ -93,6 +71,35 @@ def encode_suffix(tokenizer: Any, suffix: str) -> list[int]:
 
 
 def drops_space(tokenizer: Any) -> bool:
-    """Does the tokenizer, as Llama 2's does, leave out the space before the first word of what it decodes?"""
+    """Whether decoding drops the space before the first word, as Llama 2's tokenizer does."""
     ids = tokenizer("a b", add_special_tokens=False)["input_ids"]
     return bool(tokenizer.decode(ids) != tokenizer.decode(ids[:1]) + tokenizer.decode(ids[1:]))
+
+
+def _begins_chat_turns(tokenizer: Any) -> bool:
+    """Whether the beginning-of-text token is used for chat turns only, as SmolLM2's is."""
+    first, template = tokenizer.bos_token, str(getattr(tokenizer, "chat_template", None) or "")
+    is_added = tokenizer("a", verbose=False)["input_ids"][:1] == [tokenizer.bos_token_id]
+    return first is not None and first != tokenizer.eos_token and first in template and not is_added
+
+
+def _render(tokenizer: Any, prompt: str, system: str, answer: str | None = None) -> str:
+    """A conversation as a text: the prompt alone, with the model's turn begun, or the prompt and an answer."""
+    if not getattr(tokenizer, "chat_template", None):
+        raise SamplingError(
+            "the tokenizer has no chat template",
+            remedy="sample without chat and system message, or use a model made for chats, for example smollm2",
+        )
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": prompt})
+    if answer is not None:
+        messages.append({"role": "assistant", "content": answer})
+    try:
+        rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer is None)
+    except Exception as error:  # templates are programs and fail in many ways
+        raise SamplingError(
+            "the tokenizer's chat template fails",
+            cause=f"{type(error).__name__}: {one_line(error)}",
+            remedy="leave the system message out, or use another model",
+        ) from error
+    return str(rendered)

@@ -1,7 +1,6 @@
-"""A corpus of restaurant descriptions, written for this project: text to learn from, with labels, without a download.
+"""The built-in corpus: random restaurant descriptions with labels, written for this project.
 
-Each text is made from a random set of attributes and random sentence patterns, so that the same facts appear in many
-forms. The generator is a function of its seed alone.
+Each text combines random attributes with random sentence patterns. The generator depends on its seed alone.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ RATINGS = ("low", "average", "high")
 AREAS = ("riverside", "city centre")
 FAMILY = ("yes", "no")
 LABELS = {"food": FOODS, "price": PRICES, "rating": RATINGS, "area": AREAS, "family": FAMILY}
+"""The attributes of a restaurant and their values."""
 
 _FIRST = ("The Golden", "The Silver", "The Old", "The Little", "The Green", "The Blue", "The Hungry", "The Royal")
 _SECOND = (
@@ -68,7 +68,7 @@ _FAMILY_WORDS = {
     "no": ("not family friendly", "for adults only", "not suitable for children", "not child friendly"),
 }
 
-# Patterns say one to four facts; {price} is an adjective, {rating} and {food} are nouns, {area} and {near} places.
+# A pattern mentions up to four attributes; {price} is an adjective, {rating} and {food} are nouns.
 _OPENINGS = (
     "{name} is a {price} {kind} {area}.",
     "{name} is a {kind} that serves {food}.",
@@ -140,44 +140,63 @@ _FOLLOWERS = (
     "This {kind} is {price} and {family}.",
 )
 PATTERNS = len(_OPENINGS) + len(_FOLLOWERS)
+"""Number of sentence patterns."""
 
 
 class Description(NamedTuple):
-    """A text and the attributes that it mentions."""
+    """A text, and the values of the attributes that it mentions."""
 
     text: str
     labels: dict[str, str]
 
 
 def descriptions(count: int, seed: int) -> Iterator[Description]:
-    """``count`` random descriptions, the same for the same seed."""
-    source = random.Random(seed)
+    """Generate random descriptions.
+
+    Parameters
+    ----------
+    count
+        How many.
+    seed
+        Equal seeds give equal descriptions.
+
+    Yields
+    ------
+    Description
+        A text and its labels.
+
+    Examples
+    --------
+    >>> next(descriptions(1, seed=0)).labels["food"]
+    'Japanese'
+    """
+    rng = random.Random(seed)
     for _ in range(count):
-        yield _make_description(source)
+        yield _make_description(rng)
 
 
-def _make_description(source: random.Random) -> Description:
-    facts = {name: source.choice(values) for name, values in LABELS.items()}
+def _make_description(rng: random.Random) -> Description:
+    facts = {name: rng.choice(values) for name, values in LABELS.items()}
     words = {
-        "name": _make_name(source),
-        "kind": source.choice(_KINDS),
-        "near": source.choice(_LANDMARKS),
+        "name": _make_name(rng),
+        "kind": rng.choice(_KINDS),
+        "near": rng.choice(_LANDMARKS),
         "range": _PRICE_RANGES[facts["price"]],
-        "food": source.choice(_FOOD_WORDS[facts["food"]]),
-        "price": source.choice(_PRICE_WORDS[facts["price"]]),
-        "rating": source.choice(_RATING_WORDS[facts["rating"]]),
-        "area": source.choice(_AREA_WORDS[facts["area"]]),
-        "family": source.choice(_FAMILY_WORDS[facts["family"]]),
+        "food": rng.choice(_FOOD_WORDS[facts["food"]]),
+        "price": rng.choice(_PRICE_WORDS[facts["price"]]),
+        "rating": rng.choice(_RATING_WORDS[facts["rating"]]),
+        "area": rng.choice(_AREA_WORDS[facts["area"]]),
+        "family": rng.choice(_FAMILY_WORDS[facts["family"]]),
     }
-    opening = source.choice(_OPENINGS)
+    opening = rng.choice(_OPENINGS)
     mentioned = _slots(opening)
     sentences = [opening]
-    for pattern in source.sample(_FOLLOWERS, 12):
+    for pattern in rng.sample(_FOLLOWERS, 12):
         slots = _slots(pattern)
         if len(sentences) < 3 and not slots & mentioned:  # no attribute twice
             sentences.append(pattern)
             mentioned |= slots
-        if len(sentences) == 2 and source.random() < 0.3:
+        if len(sentences) == 2 and rng.random() < 0.3:
             break
     text = " ".join(sentence.format(**words) for sentence in sentences)
     text = text.replace(" a expensive", " an expensive").replace(" a inexpensive", " an inexpensive")
@@ -188,12 +207,12 @@ def _make_description(source: random.Random) -> Description:
 
 
 def _slots(pattern: str) -> set[str]:
-    """The attributes a pattern mentions; a price range counts as the price."""
+    """The attributes that a pattern mentions; a price range counts as the price."""
     named = {name for name in ("food", "price", "rating", "area", "family", "near") if "{" + name + "}" in pattern}
     return named | ({"price"} if "{range}" in pattern else set())
 
 
-def _make_name(source: random.Random) -> str:
-    if source.random() < 0.3:
-        return source.choice(_SINGLE)
-    return f"{source.choice(_FIRST)} {source.choice(_SECOND)}"
+def _make_name(rng: random.Random) -> str:
+    if rng.random() < 0.3:
+        return rng.choice(_SINGLE)
+    return f"{rng.choice(_FIRST)} {rng.choice(_SECOND)}"

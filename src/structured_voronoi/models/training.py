@@ -1,42 +1,35 @@
-"""Train a small GPT-2 with a byte-level BPE of its own; save it as an ordinary Hugging Face folder.
+"""Train a small GPT-2 with its own byte-level BPE tokenizer, and save it as a Hugging Face folder.
 
-Training can be stopped at any time and goes on where it was: the order of the batches is a function of the seed and the
-step, and weights and optimiser are kept every few hundred steps, or minutes.
+The batch of a step depends on the seed and the step alone, so an interrupted training can be resumed exactly.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from structured_voronoi.core.errors import SamplingError
-from structured_voronoi.models.batches import descend, padded
-from structured_voronoi.models.corpora import Corpus, Labelled
-from structured_voronoi.models.loading import head, hidden_states, quiet_libraries
-from structured_voronoi.models.unfinished import Unfinished
+from structured_voronoi.models.batches import learning_rate, pad_rows
+from structured_voronoi.models.corpora import Corpus, digest
+from structured_voronoi.models.loading import Loaded, head, hidden_states, quiet_libraries, save_model
+from structured_voronoi.models.training_run import TrainingCheckpoint, TrainingRun
 
-END_OF_TEXT = "<|endoftext|>"
-UNFINISHED, REPORT = "unfinished", "training.json"
-IGNORED = -100
-MOST_NATS = 100.0
-"""Of a token; a model that guesses blindly has the logarithm of its vocabulary, 10 or so."""
+REPORT_FILE = "training.json"
 
 
 class Schedule(Protocol):
-    """What `descend_on_texts` wants to know of a recipe."""
+    """The settings that `train_on_texts` reads."""
 
     @property
-    def batch(self) -> int: ...
+    def batch_size(self) -> int: ...
     @property
     def learning_rate(self) -> float: ...
     @property
@@ -45,160 +38,196 @@ class Schedule(Protocol):
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """Everything the result depends on, besides the texts."""
+class TrainingSettings:
+    """Settings of a language model and of its training.
+
+    Parameters
+    ----------
+    vocabulary
+        Tokens of the tokenizer.
+    width, layers, heads
+        Size of the network.
+    context
+        Largest number of tokens of a text.
+    batch_size
+        Texts per step.
+    epochs
+        Passes over the texts.
+    learning_rate
+        Largest learning rate.
+    seed
+        Seed of all random numbers.
+    """
 
     vocabulary: int = 1000
     width: int = 128
     layers: int = 5
     heads: int = 4
     context: int = 128
-    batch: int = 64
+    batch_size: int = 64
     epochs: float = 1.0
     learning_rate: float = 2e-3
     seed: int = 0
 
     def steps(self, texts: int) -> int:
-        return math.ceil(self.epochs * texts / self.batch)
-
-
-class Progress(NamedTuple):
-    """How far a training has come."""
-
-    step: int
-    share: float
-    """Of the steps or of the seconds, whichever will end it."""
-    seconds: float
-    note: str
-
-
-def digest(texts: Corpus | Labelled, recipe: Any) -> str:
-    """Twelve characters that change with the texts and with the recipe, a dataclass."""
-    serialised = json.dumps([asdict(recipe), *texts])
-    return hashlib.sha256(serialised.encode()).hexdigest()[:12]
+        """Number of training steps for so many texts."""
+        return math.ceil(self.epochs * texts / self.batch_size)
 
 
 @torch.random.fork_rng()
 def train_language_model(
     corpus: Corpus,
     out: Path,
-    recipe: Recipe,
+    settings: TrainingSettings,
     tick: Callable[[str, int], None],
     half: bool = False,
-    checkpoint: Path | None = None,
-    resume: bool = True,
+    checkpoint: TrainingCheckpoint | None = None,
 ) -> dict[str, Any]:
-    """Train, or resume training, into the folder ``out``; ``tick(note, steps)`` is called after each step.
+    """Train a language model from random weights, or resume its training, and save it.
 
-    What is unfinished is kept in ``checkpoint``, or in a folder of ``out``.
+    Parameters
+    ----------
+    corpus
+        Texts for training and held-out texts.
+    out
+        Folder for the model.
+    settings
+        Settings of the model and of its training.
+    tick
+        Called as ``tick(note, steps)`` after each step.
+    half
+        Whether the weights are saved in float16.
+    checkpoint
+        Where and how often the training is saved.
+
+    Returns
+    -------
+    dict
+        The held-out loss and perplexity per token, the number of texts and the settings; also saved as training.json.
+
+    Raises
+    ------
+    SamplingError
+        If the loss diverges, or the checkpoint belongs to another training.
     """
     from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
     quiet_libraries()
-    tokenizer = _train_tokenizer(corpus.train, recipe)
-    wrapped: Any = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, model_max_length=recipe.context
+    end = "<|endoftext|>"
+    tokenizer: Any = PreTrainedTokenizerFast(
+        tokenizer_object=_train_tokenizer(corpus.train, settings.vocabulary, end),
+        bos_token=end,
+        eos_token=end,
+        model_max_length=settings.context,
     )
-    ids, held_out = (encode_whole_texts(wrapped, texts, recipe.context) for texts in corpus)
-    torch.manual_seed(recipe.seed)
+    ids, held_out = (encode_whole_texts(tokenizer, texts, settings.context) for texts in corpus)
+    torch.manual_seed(settings.seed)
     config = GPT2Config(
-        vocab_size=len(wrapped),
-        n_positions=recipe.context,
-        n_embd=recipe.width,
-        n_layer=recipe.layers,
-        n_head=recipe.heads,
-        bos_token_id=wrapped.bos_token_id,
-        eos_token_id=wrapped.eos_token_id,
+        vocab_size=len(tokenizer),
+        n_positions=settings.context,
+        n_embd=settings.width,
+        n_layer=settings.layers,
+        n_head=settings.heads,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
         resid_pdrop=0.0,
         embd_pdrop=0.0,
         attn_pdrop=0.0,
     )
-    model: Any = GPT2LMHeadModel(config)
-    folder, shown = checkpoint or out / UNFINISHED, 0
-    with unfinished_training(model, ids, recipe, folder, describe_training(corpus, recipe), resume) as unfinished:
-        for progress in descend_on_texts(model, ids, recipe, unfinished):
-            tick(progress.note, progress.step - shown)
-            shown = progress.step
-        model.eval()
-        nats = mean_loss(model, held_out)
-        found = {"held_out_loss": nats, "held_out_perplexity": perplexity(nats, out), "texts": len(ids)}
-        report = {**found, **asdict(recipe)}
-        if half:
-            model = model.half()
-        model.save_pretrained(out)
-        wrapped.save_pretrained(out)
-        (out / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        unfinished.remove()
+    network: Any = GPT2LMHeadModel(config)
+    with training_run(network, ids, settings, corpus, out, checkpoint) as run:
+        train_on_texts(ids, settings, run, tick, run.steps)
+        loss = mean_loss(network.eval(), held_out)
+        report = {"held_out_loss": loss, "held_out_perplexity": perplexity(loss, out), "texts": len(ids)}
+        report |= asdict(settings)
+        save_trained(Loaded(network, tokenizer), report, out, half)
+        run.remove()
     return report
 
 
-def describe_training(texts: Corpus | Labelled, recipe: Any) -> dict[str, Any]:
-    """What a training that is resumed must have in common with the one that was stopped."""
-    return {**asdict(recipe), "texts": digest(texts, recipe)}
-
-
-def unfinished_training(
-    model: Any, ids: list[list[int]], recipe: Schedule, folder: Path, settings: dict[str, Any], resume: bool
-) -> Unfinished:
-    """The training of the parameters that ask for gradients."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimiser = torch.optim.AdamW(trained, lr=recipe.learning_rate, weight_decay=0.01, betas=(0.9, 0.98))
-    return Unfinished(folder, settings, model, optimiser, recipe.steps(len(ids)), resume)
-
-
-def descend_on_texts(
-    model: Any,
+def training_run(
+    network: Any,
     ids: list[list[int]],
-    recipe: Schedule,
-    unfinished: Unfinished,
-    seconds: float = math.inf,
-    warmup: int = 100,
-) -> Iterator[Progress]:
-    """Train until the steps or the seconds are spent, yielding after each step.
+    settings: Any,
+    corpus: Corpus,
+    out: Path,
+    checkpoint: TrainingCheckpoint | None,
+) -> TrainingRun:
+    """The training of the parameters that require gradients."""
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    optimiser = torch.optim.AdamW(trained, lr=settings.learning_rate, weight_decay=0.01, betas=(0.9, 0.98))
+    described = {**asdict(settings), "texts": digest(corpus, settings)}
+    steps = settings.steps(len(ids))
+    return TrainingRun(checkpoint or TrainingCheckpoint(), out, described, network, optimiser, steps)
 
-    Goes on where the training was left, whose steps and seconds count. The learning rate rises in the first ``warmup``
-    steps.
+
+def train_on_texts(
+    ids: list[list[int]],
+    settings: Schedule,
+    run: TrainingRun,
+    tick: Callable[[str, int], None],
+    total_ticks: int,
+    max_seconds: float = math.inf,
+    warmup_steps: int = 100,
+) -> None:
+    """Train, or resume, until all steps are done or the time is over.
+
+    The steps and seconds before an interruption count. ``tick`` is called before the first step and after each one,
+    with ``total_ticks`` in total.
     """
-    begun, steps, note = time.monotonic() - unfinished.seconds, unfinished.steps, ""
+    ticks, note = 0, ""
     while True:
-        step, spent = unfinished.step, unfinished.seconds
-        share = max(step / steps, spent / seconds)
-        yield Progress(step, share, spent, note)
+        share = max(run.step / run.steps, run.seconds / max_seconds)
+        done = round(total_ticks * min(share, 1.0))
+        tick(note, done - ticks)
         if share >= 1:
             return
-        warm = min(1.0, (step + 1) / warmup)
-        unfinished.optimiser.param_groups[0]["lr"] = recipe.learning_rate * warm * (0.05 + 0.95 * (1 - share))
-        note = descend(_loss(model, _select_batch(ids, step, recipe)), model, unfinished.optimiser)
-        unfinished.advance(time.monotonic() - begun)
+        ticks = done
+        loss = _loss(run.network, _select_batch(ids, run.step, settings))
+        rate = learning_rate(settings.learning_rate, run.step, share, warmup_steps, final=0.05)
+        note = run.advance(loss, rate)
 
 
 @torch.no_grad()
-def mean_loss(model: Any, rows: list[list[int]], at_a_time: int = 100) -> float:
-    """The negative log-likelihood of the rows, in nats a token."""
-    parts = [rows[i : i + at_a_time] for i in range(0, len(rows), at_a_time)]
-    losses = [(float(_loss(model, part)), sum(len(row) - 1 for row in part)) for part in parts]
+def mean_loss(network: Any, rows: list[list[int]], batch_size: int = 100) -> float:
+    """The mean negative log-likelihood of the rows, in nats per token."""
+    batches = [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
+    losses = [(float(_loss(network, batch)), sum(len(row) - 1 for row in batch)) for batch in batches]
     return sum(loss * count for loss, count in losses) / sum(count for _, count in losses)
 
 
-def perplexity(nats: float, out: Path) -> float:
-    """Of this loss a token; an error where the training has come to nothing."""
-    if not nats < MOST_NATS:
+def perplexity(loss: float, out: Path) -> float:
+    """The perplexity of a loss in nats per token; an error if the training has diverged."""
+    if not loss < 100:  # a uniform guess has the logarithm of the vocabulary, about 10
         raise SamplingError(
-            f"the training has come to a loss of {nats:.3g} nats a token",
-            remedy=f"delete {out} to begin anew",
+            f"the training has diverged to a loss of {loss:.3g} nats per token", remedy=f"delete {out} and train again"
         )
-    return math.exp(nats)
+    return math.exp(loss)
 
 
-def _train_tokenizer(texts: list[str], recipe: Recipe) -> Any:
+def save_trained(loaded: Loaded, report: dict[str, Any], out: Path, half: bool) -> None:
+    """Save a trained language model, in float16 if ``half``, and the report."""
+    save_model(Loaded(loaded.network.half(), loaded.tokenizer) if half else loaded, out)
+    (out / REPORT_FILE).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+def encode_whole_texts(tokenizer: Any, texts: list[str], context: int) -> list[list[int]]:
+    """The tokens of each text with a beginning-of-text and an end-of-text token, cut to the context."""
+    end = tokenizer.eos_token_id
+    first = end if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    encoded = tokenizer(texts, truncation=False, add_special_tokens=False, verbose=False)["input_ids"]
+    return [[first, *ids, end][:context] for ids in encoded]
+
+
+def _train_tokenizer(texts: list[str], vocabulary: int, end: str) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=recipe.vocabulary,
-        special_tokens=[END_OF_TEXT],
+        vocab_size=vocabulary,
+        special_tokens=[end],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -206,27 +235,20 @@ def _train_tokenizer(texts: list[str], recipe: Recipe) -> Any:
     return tokenizer
 
 
-def encode_whole_texts(tokenizer: Any, texts: list[str], context: int) -> list[list[int]]:
-    """Each text between the tokens that texts begin and end with, cut to the context."""
-    end = tokenizer.eos_token_id
-    first = end if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-    encoded = tokenizer(texts, truncation=False, add_special_tokens=False, verbose=False)["input_ids"]
-    return [[first, *ids, end][:context] for ids in encoded]
-
-
-def _select_batch(ids: list[list[int]], step: int, recipe: Schedule) -> list[list[int]]:
-    """The texts of one step, a function of the step alone: every text once an epoch, in an order of that epoch."""
-    positions = np.arange(step * recipe.batch, (step + 1) * recipe.batch)
+def _select_batch(ids: list[list[int]], step: int, settings: Schedule) -> list[list[int]]:
+    """The texts of one step; each epoch contains each text once, in random order."""
+    positions = np.arange(step * settings.batch_size, (step + 1) * settings.batch_size)
     chosen: list[list[int]] = []
     for epoch in np.unique(positions // len(ids)):
-        order = np.random.default_rng([recipe.seed, int(epoch)]).permutation(len(ids))
+        order = np.random.default_rng([settings.seed, int(epoch)]).permutation(len(ids))
         chosen += [ids[order[position % len(ids)]] for position in positions if position // len(ids) == epoch]
     return chosen
 
 
-def _loss(model: Any, rows: list[list[int]]) -> Tensor:
-    """Mean negative log-likelihood per token; padding is left out before the logits, which cost most."""
-    hidden = hidden_states(model, padded(rows)[0])[:, :-1]
-    labels = padded(rows, filler=IGNORED)[0][:, 1:]
-    counted = labels != IGNORED
-    return torch.nn.functional.cross_entropy(head(model, hidden[counted]), labels[counted])
+def _loss(network: Any, rows: list[list[int]]) -> Tensor:
+    """The mean negative log-likelihood per token; logits, the most expensive part, are not computed for padding."""
+    ignored = -100
+    hidden = hidden_states(network, pad_rows(rows)[0])[:, :-1]
+    labels = pad_rows(rows, padding=ignored)[0][:, 1:]
+    counted = labels != ignored
+    return torch.nn.functional.cross_entropy(head(network, hidden[counted]), labels[counted])
