@@ -86,11 +86,11 @@ def reproduce(
     with contextlib.ExitStack() as stack:
         store = None
         if checkpoint is not None:
-            from structured_voronoi.storage.task_results import keep_results
+            from structured_voronoi.storage.task_results import checkpoint_tasks
 
             store = stack.enter_context(_open_store(checkpoint, resume, settings))
         for name, module in modules.items():
-            with keep_results(store, name) if store is not None else contextlib.nullcontext():
+            with checkpoint_tasks(store, name) if store is not None else contextlib.nullcontext():
                 for path in module.run(settings[name], folder):
                     print(path)
         if store is not None:

@@ -1,4 +1,4 @@
-"""`svs runs`: what a folder holds that was given as --checkpoint, and whether it is whole."""
+"""`svs runs`: the contents of checkpoint folders."""
 
 from __future__ import annotations
 
@@ -10,69 +10,67 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from structured_voronoi.storage.store import MANIFEST, DamagedError, Manifest, read_manifest
+from structured_voronoi.storage.manifest import MANIFEST, DamagedError, Manifest, read_manifest
 
-Folder = Annotated[Path, Parameter(help="The folder that was given as --checkpoint.")]
-SHOWN_TEXTS = 3
-LOOKS = 3
-"""How often a run that is going on is looked at, until nothing changes meanwhile."""
+Folder = Annotated[Path, Parameter(help="Checkpoint folder.")]
 
 
 def check(folder: Folder, /) -> int:
-    """Compare every file of a run with its checksum. Exits 0 if all fit, 1 if not, 2 if there is no run.
+    """Compare the files of a checkpoint with their checksums. Exits 0 if all match, 1 if not, 2 without a checkpoint.
 
     Example: svs runs check ./my-run
     """
-    with contextlib.suppress(DamagedError):  # which is a finding
+    with contextlib.suppress(DamagedError):  # reported below
         read_manifest(folder)
-    damaged = [said for path in sorted(folder.rglob(MANIFEST)) for said in _damage(path.parent)]
-    for said in damaged:
-        print(said)
-    if damaged:
+    folders = [path.parent for path in sorted(folder.rglob(MANIFEST))]
+    damages = [damage for place in folders for damage in _find_damage(place)]
+    for damage in damages:
+        print(damage)
+    if damages:
         return 1
-    parts = sum(len(read_manifest(path.parent).parts) for path in folder.rglob(MANIFEST))
-    print(f"{folder} is whole: {parts} part{'' if parts == 1 else 's'} and the manifest fit their checksums")
+    parts = sum(len(read_manifest(place).parts) for place in folders)
+    print(f"OK: {parts} part{'' if parts == 1 else 's'}, all checksums match")
     return 0
 
 
 def show(folder: Folder, /) -> int:
-    """Say what a run is, how far it has come, and when; with some of its texts.
+    """Show the settings of a run, its progress, and some of its texts.
 
     Example: svs runs show ./my-run
     """
     manifest = read_manifest(folder)
     size = sum(part.size for part in manifest.parts.values())
     finished = "finished" if manifest.finished else "unfinished"
-    print(f"{folder}: {manifest.kind}, {finished}, {manifest.far or 'nothing yet'}")
-    print(f"begun {manifest.begun}, last written {manifest.written}; {len(manifest.parts)} parts, {size:,} bytes")
+    print(f"{folder}: {manifest.kind}, {finished}, {manifest.progress_text or 'no progress yet'}")
+    print(f"begun {manifest.begun}, last saved {manifest.saved}; {len(manifest.parts)} parts, {size:,} bytes")
     for name, value in manifest.settings.items():
-        if name != "target":  # what it is known by means nothing to people
+        if name != "target":  # numbers that identify it
             print(f"  {name}: {json.dumps(value, ensure_ascii=False)}")
     print("versions: " + ", ".join(f"{name} {number}" for name, number in manifest.versions.items()))
-    for text in _some_texts(folder, manifest):
+    for text in _first_texts(folder, manifest):
         print(f"text: {text}")
     return 0
 
 
-def _damage(folder: Path) -> list[str]:
-    """What is wrong with a run, also with one that is going on."""
-    for _ in range(LOOKS):
+def _find_damage(folder: Path) -> list[str]:
+    """What is wrong with a run. A run in progress changes its files, and is checked up to three times."""
+    for _ in range(3):
         try:
             manifest = read_manifest(folder)
-            damage = manifest.damage(folder)
-            if not damage or read_manifest(folder) == manifest:
-                return damage
+            damages = manifest.find_damage(folder)
+            if not damages or read_manifest(folder) == manifest:
+                return damages
         except DamagedError as error:
-            return [str(error)]
-    print(f"{folder} changes while it is looked at; look again when its run is over", file=sys.stderr)
+            return [error.message]
+    print(f"{folder} is being written to and was not checked; check it again later", file=sys.stderr)
     return []
 
 
-def _some_texts(folder: Path, manifest: Manifest) -> list[str]:
+def _first_texts(folder: Path, manifest: Manifest, count: int = 3) -> list[str]:
     batches = sorted(name for name in manifest.parts if name.startswith(("batch-", "texts-")))
     if manifest.kind != "texts" or not batches:
         return []
     from structured_voronoi.storage.packing import unpack
 
     texts = unpack(manifest.read(folder, batches[0]))["texts"]
-    return [str(text["text"]) for text in texts[:SHOWN_TEXTS]]
+    return [str(text["text"]) for text in texts[:count]]

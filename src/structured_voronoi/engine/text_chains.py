@@ -1,211 +1,210 @@
-"""Texts from a language model, one chain a text, a few chains at a time so that the first texts come soon."""
+"""Texts of Markov chains, one text per chain."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
-from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from structured_voronoi.core.contracts import (
-    Chains,
-    Info,
-    Start,
-    describe_settings,
-    is_independent,
-    merge_infos,
-    restored_info,
-)
+from structured_voronoi.core.contracts import Chains, Start, describe_settings, is_independent
+from structured_voronoi.core.info import Info, merge_infos, restored_info
 from structured_voronoi.core.progress import Tick, progress_bar
 from structured_voronoi.core.streams import BLOCK, Rng, widened
+from structured_voronoi.diagnostics.checks import DiagnosticWarning
 from structured_voronoi.diagnostics.diagnosis import diagnose_record
 from structured_voronoi.diagnostics.records import Record, find_scale, mixing_of
+from structured_voronoi.engine.chains import advance_chains
+from structured_voronoi.engine.checkpoint import NO_CHECKPOINT, Checkpoint
 from structured_voronoi.engine.plan import Plan
 from structured_voronoi.engine.texts import Text, make_texts
 from structured_voronoi.problem.problem import bind
-from structured_voronoi.targets.controlled import Controlled
-from structured_voronoi.targets.language_model import LanguageModel
+from structured_voronoi.targets.controlled import ControlledTarget
+from structured_voronoi.targets.text import TextTarget
 
-if TYPE_CHECKING:
-    from structured_voronoi.engine.checkpoint import Checkpoint
-
-CHAINS_AT_A_TIME = 16
-LEAST_STEPS = 20
-"""With fewer steps the chains' energies say nothing about mixing, and batches begin small."""
+MIN_STEPS_FOR_MIXING = 20
+"""Mixing is not assessed if chains have fewer steps."""
 
 
 class Batch(NamedTuple):
-    """The texts of some chains, and the statistics of their runs."""
+    """The texts of some chains and the statistics of the chains."""
 
     texts: list[Text]
     energies: np.ndarray
-    """(chain, step): to see whether the chains mixed."""
+    """(chain, step): -log p after each step."""
     first: np.ndarray
-    """(chain, position): the tokens they started from."""
+    """(chain, position): tokens at the start."""
     last: np.ndarray
-    """(chain, position): those of their texts, and padding."""
+    """(chain, position): tokens of the texts, with padding."""
     info: Info
 
-    def stored(self) -> dict[str, Any]:
-        """As a checkpoint keeps it."""
-        return {**self._asdict(), "texts": [text._asdict() for text in self.texts], "info": self.info._asdict()}
+    def as_data(self) -> dict[str, Any]:
+        """The batch as a checkpoint saves it."""
+        return {**self._asdict(), "texts": [vars(text) for text in self.texts], "info": self.info._asdict()}
 
     @classmethod
-    def restored(cls, parts: dict[str, Any]) -> Batch:
-        texts, info = [Text(**text) for text in parts["texts"]], restored_info(parts["info"])
-        return cls(**{**parts, "texts": texts, "info": info})
+    def from_data(cls, data: dict[str, Any]) -> Batch:
+        """The batch from a checkpoint."""
+        texts, info = [Text(**text) for text in data["texts"]], restored_info(data["info"])
+        return cls(**{**data, "texts": texts, "info": info})
 
 
-class Watcher(Protocol):
+class Observer(Protocol):
     """Read-only observer of a run."""
 
-    def planned(self, target: LanguageModel | Controlled, sampler: str, steps: int) -> None:
-        """Called before the first text with the name of the sampler and the steps of a chain."""
+    def planned(self, target: TextTarget | ControlledTarget, sampler: str, steps: int) -> None:
+        """Called before the first text with the name of the sampler and the number of steps of a chain."""
 
-    def moved(self, target: LanguageModel | Controlled, chains: range, tokens: Tensor, info: Info) -> None:
-        """After every step of some chains."""
+    def moved(self, target: TextTarget | ControlledTarget, chains: range, tokens: Tensor, info: Info) -> None:
+        """Called after every step of some chains."""
+
+
+class _TextRecord:
+    """The energies and statistics of chains whose last states become texts."""
+
+    def __init__(self, run: TextChains, numbers: range, first: Tensor, chains: Chains) -> None:
+        self._run, self._numbers, self._first, self._chains = run, numbers, first.cpu().numpy(), chains
+        self._energies: list[Tensor] = []
+        self._total: Any = None
+
+    @property
+    def steps(self) -> int:
+        return len(self._energies)
+
+    def add(self, state: Any, info: Info) -> None:
+        self._energies.append(widened(info.energy).cpu())
+        self._total = info if self._total is None else merge_infos(self._total, info)
+
+    def save(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        return {"energies": torch.stack(self._energies), "total": self._total._asdict()}
+
+    def restore(self, checkpoint: Checkpoint, saved: dict[str, Any]) -> None:
+        self._energies, self._total = list(saved["energies"].cpu()), restored_info(saved["total"])
+
+    def finish(self, checkpoint: Checkpoint) -> None:
+        checkpoint.put(batch_name(self._numbers), self.batch().as_data())
+
+    def batch(self) -> Batch:
+        """The texts of the last states."""
+        target, tokens, log_target = self._run.target, self._chains.state.tokens, -self._total.energy
+        log_prob = target.text.log_prob(tokens) if isinstance(target, ControlledTarget) else log_target
+        indices = [number - self._run.first_chain for number in self._numbers]
+        texts = make_texts(target, indices, tokens, log_prob, log_target, self._run.prompt_number)
+        energies = torch.stack(self._energies, dim=1).numpy()
+        return Batch(texts, energies, self._first, tokens.cpu().numpy(), self._total)
 
 
 @dataclass(frozen=True)
-class TextRun:
-    """The texts of one target, each from a chain of its own: all that they depend on, and who looks on."""
+class TextChains:
+    """The chains of one prompt. Chain i of prompt j has the number j n + i, on which its random stream depends."""
 
-    target: LanguageModel | Controlled
+    target: TextTarget | ControlledTarget
     plan: Plan
     seed: int
     start: Start = None
-    kept: Checkpoint | None = None
-    watcher: Watcher | None = None
+    checkpoint: Checkpoint = NO_CHECKPOINT
+    observer: Observer | None = None
+    prompt_number: int = 0
+    first_chain: int = 0
+    """Number of the first chain."""
 
-    def draw(self, count: int, progress: bool = False, first_chain: int = 0, label: str = "") -> Iterator[Batch]:
-        """``count`` texts; they come in batches, those that were kept first."""
-        for numbers in batches_of_chains(self.plan, first_chain, count, self.kept):
-            shown = f"{label}texts to {numbers.stop - first_chain} of {count}"
+    def draw(self, n: int, progress: bool = False, label: str = "") -> Iterator[Batch]:
+        """Draw ``n`` texts in batches; batches that the checkpoint holds are not drawn again."""
+        for numbers in chain_batches(self.plan, self.first_chain, n, self.checkpoint):
+            shown = f"{label}texts to {numbers.stop - self.first_chain} of {n}"
             with progress_bar(self.plan.steps, progress, shown, stage="texts") as tick:
                 batch = self.draw_batch(numbers, tick)
             yield batch
 
     def draw_batch(self, numbers: range, tick: Tick) -> Batch:
-        """One text from each of these chains, which may have been kept."""
-        return _kept_or_drawn(self.kept, name_of_batch(numbers[0]), partial(self._advance_chains, numbers, tick))
-
-    def _advance_chains(self, numbers: range, tick: Tick) -> Batch:
-        """One text from each of the chains; where they are is kept every now and then."""
-        problem, kept, steps = bind(self.target), self.kept, self.plan.steps
+        """One text from each of these chains."""
+        saved = self.checkpoint.get(batch_name(numbers))
+        if saved is not None:
+            return Batch.from_data(saved)
+        problem, steps = bind(self.target), self.plan.steps
         chains = Chains(self.plan.sampler, problem, Rng(self.seed, numbers, device=problem.device), self.start)
-        first, energies, total = chains.state.tokens.cpu().numpy(), list[Tensor](), None
-        bookmark = None if kept is None else kept.bookmark(name_of_place(numbers[0]), chains)
-        if bookmark is not None and (counted := bookmark.resume()):
-            energies, total = list(counted["energies"].cpu()), restored_info(counted["total"])
-        with nullcontext() if kept is None else kept.stopping:
-            for state, info in islice(chains, steps - len(energies)):
-                energies.append(widened(info.energy).cpu())
-                total = info if total is None else merge_infos(total, info)
-                if self.watcher is not None:
-                    self.watcher.moved(self.target, numbers, state.tokens, info)
-                tick(f"energy {float(info.energy.mean()):.2f}")
-                if kept is not None and bookmark is not None and len(energies) < steps and kept.is_due:
-                    bookmark.put({"energies": torch.stack(energies), "total": total._asdict()})
-                    kept.save()
-        if bookmark is not None:
-            bookmark.remove()
-        assert total is not None
-        last, path = chains.state.tokens, torch.stack(energies, dim=1).numpy()
-        log_target = -total.energy
-        log_prob = self.target.model.log_prob(last) if isinstance(self.target, Controlled) else log_target
-        texts = make_texts(self.target, numbers, last, log_prob, log_target)
-        return Batch(texts, path, first, last.cpu().numpy(), total)
+        record = _TextRecord(self, numbers, chains.state.tokens, chains)
+        for state, info in advance_chains(chains, record, steps, self.checkpoint, position_name(numbers)):
+            if self.observer is not None:
+                self.observer.moved(self.target, numbers, state.tokens, info)
+            tick(f"log p {-float(info.energy.mean()):.2f}")
+        return record.batch()
 
 
-def name_of_batch(first_chain: int) -> str:
-    """The part of a checkpoint in which a batch is kept."""
-    return f"batch-{first_chain:09}"
+def batch_name(numbers: range) -> str:
+    """The name of a batch of chains in a checkpoint."""
+    return f"batch-{numbers[0]:09}"
 
 
-def name_of_place(first_chain: int) -> str:
-    """The bookmark of the chains of a batch that is under way."""
-    return f"chains-{first_chain:09}"
+def position_name(numbers: range) -> str:
+    """The name of the position of chains in a checkpoint."""
+    return f"chains-{numbers[0]:09}"
 
 
-def _kept_or_drawn(kept: Checkpoint | None, name: str, draw: Callable[[], Batch]) -> Batch:
-    """The batch that was kept under this name; where there is none it is drawn now, and kept."""
-    stored = None if kept is None else kept.get(name)
-    if stored is not None:
-        return Batch.restored(stored)
-    batch = draw()
-    if kept is not None:
-        kept.put(name, batch.stored())
-    return batch
-
-
-def batches_of_chains(plan: Plan, first: int, count: int, kept: Checkpoint | None) -> Iterator[range]:
-    """The chains of ``count`` texts from the first on; a run that has grown keeps the batches that it had."""
-    split, stages = (1, [range(count)]) if kept is None else (kept.split, kept.stages(count))
-    for stage in stages:
-        yield from _batches(plan, first + stage.start, len(stage), split)
+def chain_batches(plan: Plan, first: int, count: int, checkpoint: Checkpoint) -> Iterator[range]:
+    """The numbers of ``count`` chains in batches. A run that was extended has the same batches as before."""
+    for stage in checkpoint.stages(count):
+        yield from _batches(plan, first + stage.start, len(stage), checkpoint.split)
 
 
 def _batches(plan: Plan, first: int, count: int, split: int) -> Iterator[range]:
-    """Few chains at first, so that something is seen soon, then more at a time; those of workers are alike."""
-    most = CHAINS_AT_A_TIME
-    size = BLOCK if plan.steps < LEAST_STEPS else CHAINS_AT_A_TIME
+    """Batches that are small at first, so that the first texts come soon; with workers, batches of equal size."""
+    largest = 16
+    size = BLOCK if plan.steps < MIN_STEPS_FOR_MIXING else largest
     if split > 1:
-        size = most = min(most, -(-count // split))
+        size = largest = min(largest, -(-count // split))
     begin, stop = first, first + count
     while begin < stop:
-        size = min(size, most)
+        size = min(size, largest)
         yield range(begin, min(stop, begin + size))
         begin, size = begin + size, 2 * size
 
 
-def closing_line(batches: list[Batch], plan: Plan, model: LanguageModel) -> str:
-    """Whether the chains mixed, or need not: effective samples, tokens changed, what was accepted, cost."""
+def chain_status(batches: list[Batch], plan: Plan, target: TextTarget | ControlledTarget) -> str:
+    """One line: what was drawn, how well the chains mixed, and the cost."""
     first, last = (np.concatenate(part) for part in zip(*((one.first, one.last) for one in batches), strict=True))
-    is_token = np.ones_like(last, dtype=bool) if model.padding is None else (last != model.padding) | (first != last)
-    changed = float((last != first)[is_token].mean()) if is_token.any() else 0.0
+    text = target.text if isinstance(target, ControlledTarget) else target
+    is_token = np.ones_like(last, dtype=bool) if text.padding is None else (last != text.padding) | (first != last)
     evaluations = float(torch.cat([batch.info.evaluations.cpu() for batch in batches]).float().mean())
-    lost = sum(int(batch.info.nonfinite.sum()) for batch in batches)
-    limit = "" if model.padding is None else "at most "
-    parts = [f"{len(last)} text{'s' if len(last) > 1 else ''} of {limit}{model.length} tokens"]
-    steps, later = plan.steps, later_energies(batches)
-    if steps >= LEAST_STEPS:
-        mixing, half = mixing_of(later), f"in the last half of {steps} steps"
-        compared = "" if mixing.rhat is None else f" (R-hat {mixing.rhat:.2f})"
-        effective = (
-            "unchanged" if mixing.ess_bulk is None else f"{mixing.ess_bulk / len(later):.1f} effective samples a chain"
-        )
-        parts.append(f"energy: {effective} {half}{compared}")
-    elif plan.starts_at_truth:
-        parts.append("chains start from draws of the target, so they need not mix (--warmup 100 shows how they do)")
-    else:
-        parts.append(f"{steps} step{'s' if steps > 1 else ''}, too few to say whether the chains mixed")
-    parts.append(f"{changed:.0%} of tokens changed since the start")
-    redraws, refreshed = (
-        sum(int(count.sum()) for batch in batches if (count := getattr(batch.info, name)) is not None)
-        for name in ("redraws", "refreshed")
-    )
+    parts = [f"{len(last)} text{'s' if len(last) > 1 else ''}"]
+    if plan.steps >= MIN_STEPS_FOR_MIXING:
+        later = later_energies(batches)
+        mixing = mixing_of(later)
+        if mixing.rhat is not None:
+            parts.append(f"R-hat of log p {mixing.rhat:.2f}")
+        if mixing.ess_bulk is not None:
+            parts.append(f"effective sample size {mixing.ess_bulk / len(later):.1f} per chain")
+    if not is_independent(plan.sampler) and is_token.any():
+        parts.append(f"{float((last != first)[is_token].mean()):.0%} of tokens differ from the start")
+    redraws, accepted = (_total(batches, name) for name in ("redraws", "refreshed"))
     if redraws:
-        parts.append(f"{refreshed / redraws:.0%} of redraws accepted")
-    parts.append("one evaluation a text" if evaluations == 1 else f"{evaluations:.3g} evaluations a text")
-    if lost:
-        parts.append(f"{lost} proposals were impossible (no finite energy) and refused")
-    return "; ".join(parts) + ("." if plan.is_exact else ". This sampler is not exact.")
+        parts.append(f"{accepted / redraws:.0%} of redraws accepted")
+    parts.append(f"{evaluations:.3g} evaluation{'' if evaluations == 1 else 's'} per text")
+    impossible, proposals = (_total(batches, name) for name in ("nonfinite", "evaluations"))
+    if impossible:
+        parts.append(f"{impossible:,} of {proposals:,} proposals violated a control")
+    if not plan.is_exact:
+        parts.append("approximate sampler")
+    return "; ".join(parts)
+
+
+def _total(batches: list[Batch], name: str) -> int:
+    """Sum of a field of Info over all chains; 0 if the sampler does not report it."""
+    counts = [getattr(batch.info, name, None) for batch in batches]
+    return sum(int(count.sum()) for count in counts if count is not None)
 
 
 def later_energies(batches: list[Batch]) -> np.ndarray:
-    """(chain, step): in the second half of the steps, without the way from the start."""
+    """(chain, step): -log p in the second half of the steps."""
     energies = np.concatenate([batch.energies for batch in batches])
     return energies[:, energies.shape[1] // 2 :]
 
 
 def record_of_texts(batches: list[Batch], plan: Plan) -> Record:
-    """Texts of chains that gave one each."""
+    """The data of chains that gave one text each, for diagnostics."""
     infos = [batch.info._asdict() for batch in batches]
     counts = {
         name: np.concatenate([info[name].cpu().numpy() for info in infos])[:, None]
@@ -214,9 +213,9 @@ def record_of_texts(batches: list[Batch], plan: Plan) -> Record:
     }
     return Record(
         sampler=plan.name,
-        energy=later_energies(batches),
+        log_prob=-later_energies(batches),
         one_text=True,
-        chains=[text.chain for batch in batches for text in batch.texts],
+        chains=[text.index for batch in batches for text in batch.texts],
         counts=counts,
         steps=plan.steps,
         independent=is_independent(plan.sampler),
@@ -224,8 +223,8 @@ def record_of_texts(batches: list[Batch], plan: Plan) -> Record:
     )
 
 
-def closing_warnings(batches: list[Batch], plan: Plan) -> list[str]:
-    """What speaks against the texts, in words with the remedies; a few steps without weights have nothing to tell."""
-    if plan.steps < LEAST_STEPS and batches[0].info.log_weights is None:
+def chain_warnings(batches: list[Batch], plan: Plan) -> list[DiagnosticWarning]:
+    """Warnings about the chains; none after a few steps, unless the texts have weights."""
+    if plan.steps < MIN_STEPS_FOR_MIXING and batches[0].info.log_weights is None:
         return []
     return diagnose_record(record_of_texts(batches, plan)).warnings

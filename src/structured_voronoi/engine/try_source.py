@@ -10,65 +10,62 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from structured_voronoi.core.contracts import Target
-from structured_voronoi.engine.checkpoint import Checkpoint
+from structured_voronoi.engine.checkpoint import NO_CHECKPOINT, Checkpoint
 from structured_voronoi.engine.rounds import Work
 from structured_voronoi.engine.settings import EngineSettings
 from structured_voronoi.engine.source import LocalSource
 from structured_voronoi.engine.tries import Tries
-from structured_voronoi.engine.worker_checkpoint import SpreadCheckpoint, Task, Ticked, check_same, task_checkpoint
+from structured_voronoi.engine.worker_tasks import Task, TaskProgress, check_same_target
 from structured_voronoi.lookahead.lookahead import Lookahead, restore, untrained
 from structured_voronoi.problem.problem import Problem
-from structured_voronoi.workers.pool import Report, use_one_core
-from structured_voronoi.workers.pool import Work as WorkerFunction
+from structured_voronoi.workers.messages import Report, use_one_thread
+from structured_voronoi.workers.messages import Work as WorkerFunction
 
 
 @dataclass
 class TrySource(LocalSource):
-    """Draws batches in this process or by workers; a checkpoint holds those that are there."""
+    """Draws batches in this process or by workers; a checkpoint holds those that were drawn."""
 
-    checkpoint: Checkpoint | None = None
+    checkpoint: Checkpoint = NO_CHECKPOINT
     make_targets: Callable[[], Sequence[Target]] | None = None
     """How a worker makes the same targets."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.checkpoint is not None:
-            self.split = self.checkpoint.split
-        if isinstance(self.checkpoint, SpreadCheckpoint):
+        self.split = self.checkpoint.split
+        if self.checkpoint.has_workers:
             assert self.make_targets is not None
-            job = Job(self.make_targets, self.checkpoint.target, self.seed, self.settings)
-            self.checkpoint.employ(partial(_prepare, job))
+            job = Job(self.make_targets, self.checkpoint.settings["target"], self.seed, self.settings)
+            self.checkpoint.start_workers(partial(_prepare, job))
 
     def announce(self, works: Sequence[Work], lookahead: Lookahead) -> None:
-        """Give the batches of a round to the workers, if there are any."""
-        if isinstance(self.checkpoint, SpreadCheckpoint):
+        """Submit the batches of a round to the workers, if there are any."""
+        if self.checkpoint.has_workers:
             sizes = {name: head.reader.size for name, head in lookahead.heads.items()}
             heads = Heads(sizes, lookahead.weights() if lookahead.learned else None, bool(lookahead.heads))
             for work in works:
-                self.checkpoint.assign(self.part_name(work), ToDraw(work, heads, self.stream))
+                self.checkpoint.submit(self.part_name(work), ToDraw(work, heads, self.stream))
 
     def draw(self, work: Work, lookahead: Lookahead) -> Tries:
         """The tries of one batch, from the checkpoint if they are there."""
-        kept, name = self.checkpoint, self.part_name(work)
-        if kept is None:
-            return self.compute(work, lookahead)
-        stored = kept.get(name)
-        if stored is not None and (stored["observed"] is not None or not work.is_observed):
-            return Tries.from_data(stored)
-        with kept.stopping:
+        checkpoint, name = self.checkpoint, self.part_name(work)
+        saved = checkpoint.get(name)
+        if saved is not None and (saved["observed"] is not None or not work.is_observed):
+            return Tries.from_data(saved)
+        with checkpoint.finish_step():
             drawn = self.compute(work, lookahead)
-            kept.put(name, drawn.as_data())
-            if kept.is_due:
-                kept.save()
+            checkpoint.put(name, drawn.as_data())
+            if checkpoint.is_due:
+                checkpoint.save()
         return drawn
 
     def part_name(self, work: Work) -> str:
-        """The part of a checkpoint that holds a batch."""
+        """The name of a batch in a checkpoint."""
         return f"{self.stream}-{work.name}"
 
     def learnt(self, name: str, make: Callable[[], Lookahead]) -> Lookahead:
         """A lookahead from the checkpoint, or a new one."""
-        return make() if self.checkpoint is None else self.checkpoint.lookahead(name, self.problems[0], make)
+        return self.checkpoint.lookahead(name, self.problems[0], make)
 
 
 class Job(NamedTuple):
@@ -110,9 +107,9 @@ class ToDraw(NamedTuple):
 
 
 def _prepare(job: Job) -> WorkerFunction:
-    use_one_core()
+    use_one_thread()
     source = TrySource(job.make_targets(), job.seed, job.settings)
-    check_same(source.problems[0], job.fingerprint)
+    check_same_target(source.problems[0], job.fingerprint)
     return partial(_draw_batch, source, {})
 
 
@@ -121,7 +118,7 @@ def _draw_batch(source: TrySource, known: dict[tuple[str, str], Lookahead], task
     key = source.stream, work.label
     if key not in known:
         known[key] = heads.lookahead(source.problems[0], source.settings)
-    kept = task_checkpoint(task, report)
-    kept.put(source.part_name(work), source.compute(work, known[key]).as_data())
-    kept.save()
-    report(Ticked(note="", steps=0))
+    checkpoint = task.checkpoint(report)
+    checkpoint.put(source.part_name(work), source.compute(work, known[key]).as_data())
+    checkpoint.save()
+    report(TaskProgress(note="", steps=0))

@@ -1,1 +1,1 @@
-"""Files of runs: checkpoints, JSONL, locks, and the packing of tensors without pickle."""
+"""Checkpoint folders, files of lines, locks, and data as bytes."""

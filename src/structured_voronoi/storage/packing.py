@@ -1,7 +1,7 @@
 """Nested data as bytes and back: tensors as safetensors, everything else as JSON in their header; nothing is pickled.
 
-States of samplers are NamedTuples of NamedTuples. They are rebuilt in the shape of a template, the state that the
-sampler begins with: it says which NamedTuple belongs where, and holds the constants of the run, which are not stored.
+States of samplers are NamedTuples of NamedTuples. They are rebuilt in the shape of a template, the first state of the
+sampler: it has the types of the NamedTuples and the constants of the run, which are not saved.
 """
 
 from __future__ import annotations
@@ -20,56 +20,68 @@ from torch import Tensor, nn
 
 from structured_voronoi.core.errors import SamplingError
 
-REAL = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64} | {
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-}
-HEADER = 8
-"""Bytes at the beginning of a safetensors file that say how long its header is."""
-
-
-LONGEST = 1000
-"""Characters of a list that is described item by item; of a longer one its digest suffices."""
-
 
 def pack(value: Any, template: Any = None, name: str = "value") -> bytes:
-    """Tensors, arrays, numbers, words and bytes in tuples, lists and dicts; an error names what cannot be stored."""
+    """Encode tensors, arrays, numbers, strings and bytes in tuples, lists and dicts.
+
+    Parameters
+    ----------
+    value
+        The data.
+    template
+        A value with the same NamedTuples and constants; `unpack` needs the same.
+    name
+        What errors call the data.
+
+    Returns
+    -------
+    bytes
+        The bytes of a safetensors file.
+
+    Raises
+    ------
+    SamplingError
+        If a part of the data is of another type.
+
+    Examples
+    --------
+    >>> unpack(pack({"steps": 3, "tokens": torch.tensor([1, 2])}))
+    {'steps': 3, 'tokens': tensor([1, 2])}
+    """
     tensors: dict[str, Tensor] = {}
     described = _describe_node(value, template, name, tensors)
-    whole = {path: part.detach().cpu().clone(memory_format=torch.contiguous_format) for path, part in tensors.items()}
-    return save(whole, {"value": json.dumps(described)})
+    copies = {key: part.detach().cpu().clone(memory_format=torch.contiguous_format) for key, part in tensors.items()}
+    return save(copies, {"value": json.dumps(described)})
 
 
 def check_storable(value: Any, name: str) -> None:
-    """Refuse what `pack` would refuse, before any work is done."""
+    """Raise an error if `pack` would refuse the value."""
     _describe_node(value, value, name, {})
 
 
 def unpack(data: bytes, template: Any = None, device: torch.device | str = "cpu") -> Any:
-    """What was packed; NamedTuples and constants as the template has them."""
-    header = json.loads(data[HEADER : HEADER + int.from_bytes(data[:HEADER], "little")])
+    """Decode what `pack` encoded, with the NamedTuples and constants of the template."""
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])  # its length is in the first 8 bytes
     return _rebuild_node(json.loads(header["__metadata__"]["value"]), template, load(data), device)
 
 
 def _describe_node(value: Any, template: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """JSON that says what stands at a path, which errors name; tensors are put aside."""
+    """Describe a value as JSON; its tensors go into ``tensors``, and errors name its path."""
     if _is_plain(value):
         return {"plain": value}
-    if isinstance(value, Tensor) and value.dtype in REAL and value.layout == torch.strided:
-        return {"tensor": _put_aside(value, tensors)}
+    if isinstance(value, Tensor) and not value.is_complex() and value.layout == torch.strided:
+        return {"tensor": _add_tensor(value, tensors)}
     if type(value) is bytes:
-        return {"bytes": _put_aside(torch.from_numpy(np.frombuffer(value, dtype=np.uint8).copy()), tensors)}
+        return {"bytes": _add_tensor(torch.from_numpy(np.frombuffer(value, dtype=np.uint8).copy()), tensors)}
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8:
-        return {"array": _put_aside(torch.from_numpy(np.array(value)), tensors)}
+        return {"array": _add_tensor(torch.from_numpy(np.array(value)), tensors)}
     if isinstance(value, tuple):
         like = template if isinstance(template, tuple) and len(template) == len(value) else (None,) * len(value)
         names = getattr(value, "_fields", range(len(value)))
         if hasattr(value, "_fields") and type(template) is not type(value):
             raise SamplingError(
-                f"{path} was a {type(template).__name__} at first",
-                remedy=f"begin with a {type(value).__name__}",
+                f"{path} is a {type(value).__name__} and was a {type(template).__name__} in the first state",
+                remedy=f"let `init` return a {type(value).__name__} there",
             )
         parts = zip(names, value, like, strict=True)
         return {"tuple": [_describe_node(part, its, f"{path}.{key}", tensors) for key, part, its in parts]}
@@ -80,13 +92,13 @@ def _describe_node(value: Any, template: Any, path: str, tensors: dict[str, Tens
     if is_constant(value) and type(value) is type(template):
         return {"constant": type(value).__name__}
     raise SamplingError(
-        f"{path} is of type {type(value).__name__}, which a checkpoint cannot hold",
-        remedy="keep tensors, numbers and words there, and what never changes in a frozen dataclass",
+        f"{path} is of type {type(value).__name__}, which cannot be saved",
+        remedy="use tensors, numbers and strings, and a frozen dataclass for what never changes",
     )
 
 
-def _put_aside(tensor: Tensor, tensors: dict[str, Tensor]) -> str:
-    """The name under which it is kept: a number, since keys of dicts may hold anything."""
+def _add_tensor(tensor: Tensor, tensors: dict[str, Tensor]) -> str:
+    """Add a tensor and return its name: a number, because keys of dicts may contain any character."""
     name = str(len(tensors))
     tensors[name] = tensor
     return name
@@ -114,12 +126,12 @@ def _rebuild_node(described: dict[str, Any], template: Any, tensors: dict[str, T
 
 
 def is_constant(value: Any) -> bool:
-    """A frozen dataclass: what a sampler's `init` makes, and no step changes."""
+    """True for a frozen dataclass, which `init` of a sampler makes and no step changes."""
     return dataclasses.is_dataclass(value) and not isinstance(value, type) and value.__dataclass_params__.frozen  # type: ignore[attr-defined]
 
 
 def _is_plain(value: Any) -> bool:
-    """Is it, as it stands, JSON that comes back the same?"""
+    """True if the value is the same after it was written as JSON and read again."""
     if isinstance(value, list):
         return all(map(_is_plain, value))
     if isinstance(value, dict):
@@ -128,16 +140,17 @@ def _is_plain(value: Any) -> bool:
 
 
 def describe(value: Any) -> Any:
-    """A setting as JSON that is the same whenever the setting is; tensors and networks by their digests."""
+    """A setting as JSON, equal if and only if the setting is; tensors, networks and long lists by their digests."""
     if isinstance(value, np.generic):
         return value.item()
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, tuple | list):
-        listed = [describe(part) for part in value]
-        whole = json.dumps(listed)
-        shortened = f"{len(listed)} items, digest {hashlib.sha256(whole.encode()).hexdigest()[:16]}"
-        return listed if len(whole) <= LONGEST else shortened
+        items = [describe(part) for part in value]
+        text = json.dumps(items)
+        if len(text) > 1000:
+            return f"{len(items)} items, digest {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        return items
     if isinstance(value, dict):
         return {str(key): describe(part) for key, part in value.items()}
     if isinstance(value, Tensor):
@@ -151,14 +164,15 @@ def describe(value: Any) -> Any:
 
 
 def describe_sampler(sampler: Any) -> Any:
-    """The settings of a sampler, also of one that is no dataclass."""
+    """The settings of a sampler, which need not be a dataclass."""
     if dataclasses.is_dataclass(sampler):
         return describe(sampler)
-    return {"class": type(sampler).__qualname__, **{name: describe(part) for name, part in vars(sampler).items()}}
+    attributes = getattr(sampler, "__dict__", {})
+    return {"class": type(sampler).__qualname__, **{name: describe(part) for name, part in attributes.items()}}
 
 
 def digest(tensors: dict[str, Any]) -> str:
-    """Sixteen characters that change with any bit of the tensors."""
+    """Sixteen hexadecimal digits of a checksum of tensors."""
     found = hashlib.sha256()
     for name, tensor in tensors.items():
         data = torch.as_tensor(tensor).detach().cpu().contiguous()
@@ -167,10 +181,10 @@ def digest(tensors: dict[str, Any]) -> str:
     return found.hexdigest()[:16]
 
 
-def changes(base: Any, made: Any, path: str, put: Callable[[Any], str | None]) -> Any:
-    """How a tuned sampler differs from the one that was given, as JSON.
+def describe_changes(base: Any, made: Any, path: str, put: Callable[[Any], str | None]) -> Any:
+    """How a tuned sampler differs from the given one, as JSON.
 
-    ``put`` stores a lookahead elsewhere and returns its name; it returns None for anything else.
+    ``put`` saves a lookahead and returns its name; it returns None for anything else.
     """
     if made is base:
         return {}
@@ -179,30 +193,29 @@ def changes(base: Any, made: Any, path: str, put: Callable[[Any], str | None]) -
     if _is_plain(made):
         return {"plain": made}
     if isinstance(made, tuple) and isinstance(base, tuple) and len(made) == len(base):
-        pairs = enumerate(zip(base, made, strict=True))
-        return {"tuple": [changes(one, other, f"{path}.{i}", put) for i, (one, other) in pairs]}
+        parts = enumerate(zip(base, made, strict=True))
+        return {"tuple": [describe_changes(one, other, f"{path}.{i}", put) for i, (one, other) in parts]}
     if is_constant(made) and type(made) is type(base):
         names = [field.name for field in dataclasses.fields(made)]
-        return {
-            "fields": {name: changes(getattr(base, name), getattr(made, name), f"{path}.{name}", put) for name in names}
-        }
+        pairs = ((name, getattr(base, name), getattr(made, name)) for name in names)
+        return {"fields": {name: describe_changes(one, other, f"{path}.{name}", put) for name, one, other in pairs}}
     raise SamplingError(
-        f"{path} was tuned to a {type(made).__name__}, which a checkpoint cannot hold",
-        remedy="make the sampler a frozen dataclass whose tuned fields are numbers, words or a Lookahead",
+        f"{path} was tuned to a {type(made).__name__}, which cannot be saved",
+        remedy="make the sampler a frozen dataclass whose tuned fields are numbers, strings or a Lookahead",
     )
 
 
-def changed(base: Any, described: dict[str, Any], get: Callable[[str], Any]) -> Any:
-    """The tuned sampler again, from the one that was given and how it differed."""
+def apply_changes(base: Any, described: dict[str, Any], get: Callable[[str], Any]) -> Any:
+    """The tuned sampler, from the given one and a description of the differences."""
     for kind, content in described.items():
         if kind == "plain":
             return content
         if kind == "lookahead":
             return get(content)
         if kind == "tuple":
-            return tuple(changed(one, part, get) for one, part in zip(base, content, strict=True))
+            return tuple(apply_changes(one, part, get) for one, part in zip(base, content, strict=True))
         made = copy.copy(base)
         for name, part in content.items():
-            object.__setattr__(made, name, changed(getattr(base, name), part, get))
+            object.__setattr__(made, name, apply_changes(getattr(base, name), part, get))
         return made
     return base

@@ -1,4 +1,4 @@
-"""Workers that are processes on this machine. They end with the process that started them, whatever ends it."""
+"""Workers that are processes on this machine."""
 
 from __future__ import annotations
 
@@ -16,88 +16,92 @@ from multiprocessing.context import SpawnProcess
 from typing import Any, NamedTuple
 
 from structured_voronoi.core.errors import SamplingError
-from structured_voronoi.workers.pool import Event, Failed, Lost, Said, event_of, respond
+from structured_voronoi.workers.messages import Event, Failed, Lost, Reported, handle_message, read_answer
 
-PR_SET_PDEATHSIG = 1
 SAFE_PATH = "PYTHONSAFEPATH"
 
 
-class Processes:
-    """Workers on this machine, each a process that ends with this one, whatever ends it."""
+class ProcessWorkers:
+    """Processes on this machine. They end with this process, however it ends.
+
+    Parameters
+    ----------
+    count
+        Number of processes.
+    """
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._hands: dict[int, _Hand] = {}
-        self._given: set[int] = set()
+        self._processes: dict[int, _Worker] = {}
+        self._running: set[int] = set()
 
-    def start(self, worker: int, prepare: bytes) -> None:
+    def start_worker(self, worker: int, prepare: bytes) -> None:
         ours, theirs = multiprocessing.Pipe()
         context = multiprocessing.get_context("spawn")
-        process = context.Process(target=_serve, args=(theirs, os.environ.get(SAFE_PATH)), daemon=True)
+        process = context.Process(target=_run_worker, args=(theirs, os.environ.get(SAFE_PATH)), daemon=True)
         _start_without_interrupts(process)
         theirs.close()
-        self._hands[worker] = _Hand(process, ours)
+        self._processes[worker] = _Worker(process, ours)
         self._send(worker, prepare)
 
-    def give(self, worker: int, task: bytes) -> None:
-        self._given.add(worker)
+    def submit(self, worker: int, task: bytes) -> None:
+        self._running.add(worker)
         self._send(worker, task)
 
     def _send(self, worker: int, message: bytes) -> None:
-        with contextlib.suppress(OSError):  # it has died, which `wait` will see
-            self._hands[worker].pipe.send_bytes(message)
+        with contextlib.suppress(OSError):  # `wait` finds out that it has died
+            self._processes[worker].pipe.send_bytes(message)
 
     def wait(self) -> list[Event]:
         events: list[Event] = []
         while not events:
-            sources: dict[Any, int] = {self._hands[worker].pipe: worker for worker in self._given}
-            sources |= {self._hands[worker].process.sentinel: worker for worker in self._given}
+            sources: dict[Any, int] = {self._processes[worker].pipe: worker for worker in self._running}
+            sources |= {self._processes[worker].process.sentinel: worker for worker in self._running}
             ready = {sources[source] for source in connection.wait(list(sources))}
-            events = [event for worker in sorted(ready) if (event := self._hear(worker)) is not None]
-        self._given -= {event.worker for event in events if not isinstance(event, Said)}
+            events = [event for worker in sorted(ready) if (event := self._receive(worker)) is not None]
+        self._running -= {event.worker for event in events if not isinstance(event, Reported)}
         return events
 
-    def _hear(self, worker: int) -> Event | None:
-        """What a worker says, or that it is no more; None if it says that it is prepared."""
-        hand = self._hands[worker]
+    def _receive(self, worker: int) -> Event | None:
+        """The event that a worker reports, or its death; None if it is prepared."""
+        found = self._processes[worker]
         try:
-            answer = hand.pipe.recv_bytes() if hand.pipe.poll() else None
+            answer = found.pipe.recv_bytes() if found.pipe.poll() else None
         except (EOFError, OSError):
             answer = None
         if answer is None:
-            return self._bury(worker)
-        event = event_of(worker, answer)
+            return self._discard_worker(worker)
+        event = read_answer(worker, answer)
         if event is None:
-            self._hands[worker] = hand._replace(is_prepared=True)
+            self._processes[worker] = found._replace(is_prepared=True)
         return event
 
-    def _bury(self, worker: int) -> Failed | Lost:
-        process, pipe, is_prepared = self._hands.pop(worker)
+    def _discard_worker(self, worker: int) -> Failed | Lost:
+        """Remove a process that has died, and report how."""
+        process, pipe, is_prepared = self._processes.pop(worker)
         pipe.close()
         process.join()
         code = process.exitcode or 0
         if not is_prepared and code >= 0:
             error = SamplingError(
-                f"a worker could not be started (exit code {code}; what it said stands above)",
-                remedy=(
-                    "a script that asks for workers must be a file, and call them under `if __name__ == '__main__':`"
-                ),
+                f"a worker process did not start (exit code {code}, see its messages above)",
+                remedy="put the code of the script into a file, under `if __name__ == '__main__':`",
             )
             return Failed(worker, error, "")
         return Lost(worker, f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}")
 
     def stop(self) -> None:
-        for process, pipe, _ in self._hands.values():
+        for process, pipe, _ in self._processes.values():
             process.kill()
             pipe.close()
-        for process, *_ in self._hands.values():
+        for process, *_ in self._processes.values():
             process.join()
-        self._hands.clear()
-        self._given.clear()
+        self._processes.clear()
+        self._running.clear()
 
 
-class _Hand(NamedTuple):
-    """A process and the pipe by which tasks and results go."""
+class _Worker(NamedTuple):
+    """A process and the pipe to it."""
 
     process: SpawnProcess
     pipe: Connection
@@ -112,9 +116,9 @@ def _start_without_interrupts(process: SpawnProcess) -> None:
             resource_tracker.ensure_running()  # `start` would start it with the changed signal mask
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             process.start()
-    except RuntimeError as error:  # a worker that is just importing the user's script
+    except RuntimeError as error:  # a worker that is importing the user's script
         raise SamplingError(
-            "workers are asked for when the script is imported, which every worker does",
+            "the script starts workers when it is imported, and each worker imports it",
             remedy="put the call under `if __name__ == '__main__':`",
         ) from error
     finally:
@@ -144,34 +148,35 @@ def _restore_safe_path(value: str | None) -> None:
         os.environ[SAFE_PATH] = value
 
 
-def _serve(pipe: Connection, safe_path: str | None) -> None:
-    """Run a worker process: prepare, then do one task after another until the pipe is closed.
+def _run_worker(pipe: Connection, safe_path: str | None) -> None:
+    """Run a worker process: prepare, then compute one task after another until the pipe is closed.
 
     ``safe_path`` is the user's own PYTHONSAFEPATH, for processes that a user's code may start.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _restore_safe_path(safe_path)
-    _end_with_parent()
+    _exit_with_parent()
     work = None
     while True:
         try:
             message = pipe.recv_bytes()
         except EOFError:
             return
-        work = respond(work, message, pipe.send_bytes)
+        work = handle_message(work, message, pipe.send_bytes)
 
 
-def _end_with_parent() -> None:
-    """On Linux by a signal of the kernel, which nothing can hold up; elsewhere by a thread that waits for the end."""
+def _exit_with_parent() -> None:
+    """End this process when its parent ends: on Linux by a signal of the kernel, elsewhere by a waiting thread."""
+    PR_SET_PDEATHSIG = 1
     parent = multiprocessing.parent_process()
     assert parent is not None
-    threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+    threading.Thread(target=_exit_after, args=(parent,), daemon=True).start()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent.pid:  # it died before
             os._exit(1)
 
 
-def _end_after(parent: Any) -> None:
+def _exit_after(parent: Any) -> None:
     parent.join()
     os._exit(1)

@@ -1,8 +1,8 @@
-"""Workers that are actors of a Ray cluster. This is the one module that imports Ray.
+"""Workers that are actors of a Ray cluster. No other module imports Ray.
 
-A cluster that is not there is started on this machine, for this run alone: behind a token that nobody else has, with
-all its files in the run's folder, or in a private one where that has too long a name for sockets, and without reports
-to Ray's makers. It ends with the run.
+Without an address, a cluster is started on this machine for this run alone. It requires a random token, has its files
+in the checkpoint folder (or in a temporary folder if that path is too long for sockets), sends no usage statistics, and
+ends with the run.
 """
 
 from __future__ import annotations
@@ -21,23 +21,33 @@ from pathlib import Path
 from typing import Any
 
 from structured_voronoi.core.errors import SamplingError, one_line
-from structured_voronoi.storage.store import RAY
-from structured_voronoi.workers.pool import Event, Lost, Said, Work, count_cores, event_of, respond
-
-ANSWER_SECONDS = 5.0
-"""How long a cluster may take to answer before it is taken to be out of reach."""
-LONGEST = 40
-"""Characters of the name of Ray's folder: the paths of sockets within have some 60 more, and may have 107."""
-MEMORY = 128 * 2**20
-"""Bytes of the store of objects of a cluster that is started here; only tasks and parts of checkpoints go there."""
+from structured_voronoi.storage.store import RAY_FOLDER
+from structured_voronoi.workers.messages import (
+    Event,
+    Lost,
+    Reported,
+    Work,
+    count_cores,
+    handle_message,
+    read_answer,
+)
 
 
 class RayWorkers:
-    """Actors, each on one core: ``count`` of them, or as many as the cluster has cores."""
+    """Actors of a Ray cluster, each on one core.
+
+    Parameters
+    ----------
+    address
+        Address of the cluster. None for the cluster that this process has joined, the one that RAY_ADDRESS names, or
+        a new one on this machine.
+    count
+        Number of actors; None for one per core of the cluster.
+    folder
+        The checkpoint folder.
+    """
 
     def __init__(self, address: str | None, count: int | None, folder: Path) -> None:
-        """``address`` is that of a cluster. None stands for the one that this process has joined already, for the one
-        that RAY_ADDRESS names, or for one that is started here."""
         address = address or os.environ.get("RAY_ADDRESS")
         if address is None and "ray" not in sys.modules:
             os.environ.update(_token())
@@ -46,12 +56,12 @@ class RayWorkers:
             import ray
         except ImportError as error:
             raise SamplingError(
-                "these workers need Ray, which is not installed",
+                "Ray is not installed",
                 remedy="pip install 'structured-voronoi[ray]'",
             ) from error
         self._ray: Any = ray
         self._actors: dict[int, Any] = {}
-        self._news: dict[Any, int] = {}
+        self._answers: dict[Any, int] = {}
         self._cleanup = contextlib.ExitStack()
         try:
             if not ray.is_initialized():
@@ -64,22 +74,19 @@ class RayWorkers:
         self._actor: Any = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(_Actor)
 
     def _connect(self, address: str | None, count: int, folder: Path) -> None:
-        """Join the cluster, or start one; it is left in the end."""
+        """Join a cluster or start one, until `stop`."""
         settings: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": "ERROR"}
         if address is None:
             if os.environ.get("RAY_AUTH_MODE") != "token":
                 raise SamplingError(
-                    "Ray was imported before, and a cluster would be open to everybody",
-                    remedy=(
-                        "import it later, or set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN before, or call ray.init "
-                        "yourself"
-                    ),
+                    "Ray was imported without RAY_AUTH_MODE=token, so that a new cluster would be open to everybody",
+                    remedy="import it later, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN before, or call ray.init",
                 )
-            own = self._cleanup.enter_context(_short_folder(folder.resolve() / RAY))
+            own = self._cleanup.enter_context(_short_folder(folder.resolve() / RAY_FOLDER))
             settings |= {"address": "local", "num_cpus": count, "include_dashboard": False, "_temp_dir": str(own)}
-            settings |= {"object_store_memory": MEMORY}
+            settings |= {"object_store_memory": 128 * 2**20}  # bytes, for tasks and parts of checkpoints
         elif address.startswith("ray://"):
-            _check_answers(address)
+            _check_address(address)
         try:
             with contextlib.chdir(os.sep):  # Ray puts the current folder first on the `sys.path` of its workers
                 self._ray.init(**settings)
@@ -87,106 +94,104 @@ class RayWorkers:
             raise SamplingError(
                 f"the Ray cluster {address or 'on this machine'} cannot be used",
                 cause=one_line(error),
-                remedy="check its address, and that RAY_AUTH_TOKEN is its token",
+                remedy="check the address, and that RAY_AUTH_TOKEN is the token of the cluster",
             ) from error
         self._cleanup.callback(self._ray.shutdown)
 
-    def start(self, worker: int, prepare: bytes) -> None:
+    def start_worker(self, worker: int, prepare: bytes) -> None:
         self._actors[worker] = self._actor.remote(prepare, list(sys.path), os.getcwd())
 
-    def give(self, worker: int, task: bytes) -> None:
-        self._actors[worker].give.remote(task)
-        self._ask(worker)
+    def submit(self, worker: int, task: bytes) -> None:
+        self._actors[worker].submit.remote(task)
+        self._request_answer(worker)
 
-    def _ask(self, worker: int) -> None:
-        self._news[self._actors[worker].news.remote()] = worker
+    def _request_answer(self, worker: int) -> None:
+        self._answers[self._actors[worker].next_answer.remote()] = worker
 
     def wait(self) -> list[Event]:
         events: list[Event] = []
         while not events:
-            ready, _ = self._ray.wait(list(self._news), num_returns=1)
-            for news in ready:
-                worker = self._news.pop(news)
-                event = self._hear(worker, news)
-                if event is not None:
-                    events.append(event)
+            ready, _ = self._ray.wait(list(self._answers), num_returns=1)
+            events = [event for answer in ready if (event := self._receive(answer)) is not None]
         return events
 
-    def _hear(self, worker: int, news: Any) -> Event | None:
+    def _receive(self, answer: Any) -> Event | None:
+        """The event that an answer reports, or the loss of its worker; None if the worker is prepared."""
+        worker = self._answers.pop(answer)
         try:
-            answer = self._ray.get(news)
+            data = self._ray.get(answer)
         except self._ray.exceptions.RayActorError as error:
             del self._actors[worker]
-            return Lost(worker, f"what Ray tells of it: {one_line(error)}")
-        event = event_of(worker, answer)  # bytes, which Ray has packed in a way of its own
-        if event is None or isinstance(event, Said):
-            self._ask(worker)
+            return Lost(worker, one_line(error))
+        event = read_answer(worker, data)
+        if event is None or isinstance(event, Reported):
+            self._request_answer(worker)
         return event
 
     def stop(self) -> None:
         for actor in self._actors.values():
-            with contextlib.suppress(Exception):  # it may be gone, and the cluster, too
+            with contextlib.suppress(Exception):  # the actor or the cluster may have ended
                 self._ray.kill(actor)
         self._actors.clear()
-        self._news.clear()
+        self._answers.clear()
         self._cleanup.close()
 
 
 class _Actor:
-    """A worker: the work is done in a thread, and its answers are asked for one by one."""
+    """A worker. A thread computes tasks; their answers are requested one by one."""
 
     def __init__(self, prepare: bytes, path: list[str], folder: str) -> None:
         sys.path.extend(entry for entry in path if entry not in sys.path)
-        with contextlib.suppress(OSError):  # on another machine
+        with contextlib.suppress(OSError):  # another machine may not have the folder
             os.chdir(folder)
         self._work: Work | None = None
         self._messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._messages.put(prepare)
-        threading.Thread(target=self._serve, daemon=True).start()
+        threading.Thread(target=self._handle_messages, daemon=True).start()
 
-    def _serve(self) -> None:
+    def _handle_messages(self) -> None:
         while True:
-            self._work = respond(self._work, self._messages.get(), self._answers.put)
+            self._work = handle_message(self._work, self._messages.get(), self._answers.put)
 
-    def give(self, task: bytes) -> None:
+    def submit(self, task: bytes) -> None:
         self._messages.put(task)
 
-    def news(self) -> bytes:
+    def next_answer(self) -> bytes:
         return self._answers.get()
 
 
-def _check_answers(address: str) -> None:
-    """Does anybody listen there? Ray itself would try for half a minute."""
+def _check_address(address: str) -> None:
+    """Raise an error if nothing listens at an address; Ray itself would try for half a minute."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
+        socket.create_connection((host, int(port)), timeout=5.0).close()
     except (OSError, ValueError, OverflowError) as error:
         raise SamplingError(
             f"no Ray cluster answers at {address}",
             cause=one_line(error),
-            remedy="write ray://HOST:PORT with the address that `ray start --head` names for clients",
+            remedy="use ray://HOST:PORT with the address that `ray start --head` prints for clients",
         ) from error
 
 
 def _token() -> dict[str, str]:
-    """The user's token, or a new one. Ray reads it when it is imported, and never again."""
-    own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    return {name: os.environ.get(name, value) for name, value in own.items()}
+    """The user's token, or a new one. Ray reads it only when it is imported."""
+    new = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    return {name: os.environ.get(name, value) for name, value in new.items()}
 
 
 @contextlib.contextmanager
 def _short_folder(folder: Path) -> Iterator[Path]:
-    """The folder, empty, or one with a shorter name; it is removed in the end."""
+    """An empty folder for Ray, or a temporary one if its path is too long; removed at the end."""
+    max_length = 40  # paths of sockets in it have some 60 more characters and may have 107
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
-    if len(str(folder)) > LONGEST:
+    if len(str(folder)) > max_length:
         folder = Path(tempfile.mkdtemp(prefix="ray-"))
     try:
-        if len(str(folder)) > LONGEST:
+        if len(str(folder)) > max_length:
             raise SamplingError(
-                f"Ray's sockets need a folder with a name of at most {LONGEST} characters, and {folder} has "
-                f"{len(str(folder))}",
-                remedy="set TMPDIR to one with a short name, such as /tmp",
+                f"the path of the temporary folder {folder} is longer than {max_length} characters, too long for Ray",
+                remedy="set TMPDIR to a folder with a short path, such as /tmp",
             )
         yield folder
     finally:
