@@ -1,4 +1,4 @@
-"""Whether to trust a run: every way in which one fails is told with its remedy, and one that does not is left alone."""
+"""Diagnostics: every problem of a run gives its warning with a remedy, and a good run gives none."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import xarray
 from torch import Tensor
 
 import structured_voronoi as sv
-from structured_voronoi.core.contracts import REDRAW_LENGTHS, Info, blank_info
-from structured_voronoi.diagnostics import records as diagnosis_records
-from structured_voronoi.diagnostics.diagnosis import Diagnosis, diagnose_record
+from structured_voronoi.core.info import REDRAW_LENGTHS, Info, blank_info
+from structured_voronoi.diagnostics.checks import DiagnosticSettings, DiagnosticWarning
+from structured_voronoi.diagnostics.diagnosis import Diagnosis, diagnose_record, diagnose_records
 from structured_voronoi.diagnostics.records import DISTANCE, Record, mixing_of
 from structured_voronoi.lookahead.lookahead import untrained
 from structured_voronoi.problem.problem import bind
@@ -29,14 +29,18 @@ def draw(target: Any, sampler: Any, **settings: Any) -> xarray.DataTree:
     return sv.sample(target, sampler, **{"chains": 4, "warmup": 0, "progress": False, "seed": 1, **settings})
 
 
-def warning(found: Diagnosis, words: str) -> str:
-    """The one warning that has these words."""
-    (told,) = [told for told in found.warnings if words in told]
-    return told
+def codes(found: Diagnosis) -> list[str]:
+    return [warning.code for warning in found.warnings]
+
+
+def warning(found: Diagnosis, code: str) -> DiagnosticWarning:
+    """The only warning with this code."""
+    (one,) = [one for one in found.warnings if one.code == code]
+    return one
 
 
 def autoregressive(factor: float, chains: int, draws: int) -> np.ndarray:
-    """Chains that carry this share of where they are from one draw to the next, at their stationary distribution."""
+    """Stationary chains whose draws are correlated by this factor with the draws before them."""
     values = np.random.default_rng(3).normal(size=(chains, draws))
     values[:, 1:] *= np.sqrt(1 - factor**2)
     for draw in range(1, draws):
@@ -44,91 +48,92 @@ def autoregressive(factor: float, chains: int, draws: int) -> np.ndarray:
     return values
 
 
-def test_a_run_that_mixes_is_left_alone() -> None:
+def test_a_run_that_mixes_has_no_warnings() -> None:
     draws = draw(random_target(3, tokens=5, length=2, dimensions=3), sv.SVS(scale=1.0), draws=250, warmup=20)
     found = sv.diagnose(draws)
-    assert found.trusted
+    assert found.ok
     assert found.warnings == []
-    assert {"energy", DISTANCE} <= set(found.mixing)
-    energy = found.mixing["energy"]
-    assert energy.rhat < 1.05
-    assert energy.ess_bulk > 100
-    assert energy.mean == pytest.approx(float(draws["sample_stats"]["energy"].mean()))
-    assert draws.attrs["diagnosis"] == str(found)
-    assert "nothing speaks against it" in str(found)
+    assert set(found.mixing) == {"lp", DISTANCE}
+    log_prob = found.mixing["lp"]
+    assert log_prob.rhat < 1.05
+    assert log_prob.ess_bulk > 100
+    assert log_prob.mean == pytest.approx(float(draws["sample_stats"]["lp"].mean()))
+    assert draws.attrs["diagnosis"] == found.summary() == str(found)
+    assert found.summary().endswith("no warnings")
     assert found.figures["states visited"].shape == (4,)
-    assert json.loads(json.dumps(found.to_dict()))["trusted"] is True
+    assert json.loads(json.dumps(found.to_dict()))["ok"] is True
 
 
-def test_chains_that_meet_nothing_are_told_to_reach_farther() -> None:
+def test_chains_without_proposals_need_a_larger_scale() -> None:
     found = sv.diagnose(draw(random_target(3, tokens=5, length=2, dimensions=3), sv.SVS(scale=0.001), draws=30))
-    assert not found.trusted
-    told = warning(found, "never moved")
-    assert "all 4 chains never moved in 30 steps (nothing was proposed)" in told
-    assert "scale=0.002" in told
-    assert not [other for other in found.warnings if "disagree" in other], "said once"
+    assert not found.ok
+    assert codes(found) == ["stuck-chains"], "R-hat says nothing more"
+    stuck = warning(found, "stuck-chains")
+    assert stuck.message == "all 4 chains did not move in 30 steps: there were no proposals"
+    assert "scale=0.002" in stuck.remedy
+    assert stuck.arguments == {}, "the scale is an argument of SVS, not of generate"
 
 
-def test_chains_that_are_refused_everything_are_named_and_told_to_reach_less_far() -> None:
-    """Two chains stand where all else is far less probable; the others where half of the states are even."""
+def test_chains_whose_proposals_are_rejected_need_a_smaller_scale() -> None:
+    """Two chains start where all other states are improbable, the others where half of the states are equal."""
     table = torch.full((5, 5), -1e4, dtype=torch.float64)
     table[0, 0], table[2:, 2:] = 0.0, 0.0
     start = torch.tensor([[3, 3], [0, 0], [4, 4], [0, 0]])
     target = sv.TabularTarget(EMBEDDINGS, table)
     found = sv.diagnose(draw(target, sv.SVS(scale=1.0), draws=60, start=start))
-    told = warning(found, "never moved")
-    assert told.startswith("chains 1 and 3 never moved in 60 steps (every proposal was refused)")
-    assert "scale=0.5 or Cycle(…, Refresh())" in told
-    assert not found.trusted
+    stuck = warning(found, "stuck-chains")
+    assert stuck.message.startswith("chains 1 and 3 did not move in 60 steps")
+    assert "scale=0.5 or Cycle(…, Refresh())" in stuck.remedy
+    assert not found.ok
     few = sv.diagnose(draw(target, sv.SVS(scale=1.0), draws=3, start=start))
-    assert few.trusted, "three steps prove nothing"
-    assert "too few to say" in few.verdict
+    assert few.ok, "three steps are too few"
+    assert few.note
 
 
-def test_modes_of_the_same_energy_are_told_apart() -> None:
+def test_modes_of_equal_probability_are_distinguished() -> None:
     table = torch.full((5, 5), -30.0, dtype=torch.float64)
     table[:2, :2] = table[3:, 3:] = torch.tensor([[0.0, -0.5], [-0.5, -1.0]], dtype=torch.float64)
     start = torch.tensor([[0, 0], [0, 1], [3, 3], [4, 4]])
     draws = draw(sv.TabularTarget(EMBEDDINGS, table), sv.GibbsWithGradients(), draws=300, start=start)
     found = sv.diagnose(draws)
-    assert found.mixing["energy"].rhat < 1.1, "the energy alone sees nothing"
-    assert not found.trusted
-    told = warning(found, "disagree")
-    assert "positions unlike the likeliest draw" in told
-    assert "warmup=1200" in told
+    assert found.mixing["lp"].rhat < 1.1, "log p alone does not distinguish them"
+    assert not found.ok
+    apart = warning(found, "r-hat")
+    assert DISTANCE in apart.message
+    assert "warmup=1200 and draws=1200" in apart.remedy
 
 
-def test_draws_without_a_finite_energy_and_proposals_without_one() -> None:
-    class Lost(NamedTuple):
+def test_impossible_draws_and_impossible_proposals() -> None:
+    class State(NamedTuple):
         tokens: Tensor
 
-    class Careless:
-        """A user's sampler that takes whatever it finds."""
+    class Unchecked:
+        """A user's sampler that accepts every proposal."""
 
-        def init(self, target: Any, rng: sv.Rng, start: Any) -> Lost:
-            return Lost(torch.zeros(len(rng), 2, dtype=torch.int64))
+        def init(self, target: Any, rng: sv.Rng, start: Any) -> State:
+            return State(torch.zeros(len(rng), 2, dtype=torch.int64))
 
-        def step(self, target: Any, rng: sv.Rng, state: Lost) -> tuple[Lost, Info]:
+        def step(self, target: Any, rng: sv.Rng, state: State) -> tuple[State, Info]:
             tokens = (rng.uniform(2) * 5).long()
-            return Lost(tokens), blank_info(-target.log_prob(tokens))
+            return State(tokens), blank_info(-target.log_prob(tokens))
 
     table = torch.zeros(5, 5, dtype=torch.float64)
     table[1:] = -torch.inf
     target = sv.TabularTarget(EMBEDDINGS, table)
-    found = sv.diagnose(draw(target, Careless(), draws=30))
-    assert not found.trusted
-    assert "`start` that is possible" in warning(found, "have no finite energy")
-    assert found.mixing["energy"].rhat is None
+    found = sv.diagnose(draw(target, Unchecked(), draws=30))
+    assert not found.ok
+    assert "`start`" in warning(found, "impossible-draws").remedy
+    assert found.mixing["lp"].rhat is None
 
     table[1:] = torch.nan
     start = torch.zeros(4, 2, dtype=torch.int64)
     found = sv.diagnose(draw(target, sv.SVS(scale=1.5), draws=100, start=start))
-    assert "look for NaN in `log_prob`" in warning(found, "of proposals had no finite energy")
-    assert found.trusted, "what is refused harms nobody"
+    assert "`log_prob` for NaN" in warning(found, "impossible-proposals").remedy
+    assert found.ok, "proposals that are rejected do no harm"
 
 
-def test_guided_texts_with_poor_weights() -> None:
-    """The lookahead knows nothing, and a few of the texts weigh all there is."""
+def test_uneven_weights_of_guided_texts() -> None:
+    """The lookahead is untrained, and a few texts have nearly all of the weight."""
     generator = torch.Generator().manual_seed(2)
     scores = -80 * torch.rand(8, 8, 8, generator=generator, dtype=torch.float64)
     embeddings = torch.randn(8, 3, generator=generator, dtype=torch.float64)
@@ -137,26 +142,28 @@ def test_guided_texts_with_poor_weights() -> None:
         True: AutoregressiveTable(embeddings, model, None, scores),
         False: AutoregressiveTable(embeddings, model),
     }
-    for poor, target in targets.items():
+    for uneven, target in targets.items():
         lookahead = untrained(bind(target))
         draws = draw(target, sv.Guided(lookahead, tries=2), draws=25, chains=8)
         found = sv.diagnose(draws)
         assert draws["sample_stats"]["log_weights"].shape == (8, 25, 1, 1)
-        assert (found.figures["effective share of weights"] < 0.1) is poor
-        if poor:
-            assert not found.trusted
-            assert "Lookahead.fit(target, texts=8192)" in warning(found, "too few to forget the start")
+        assert (found.figures["effective share of weights"] < 0.1) is uneven
+        if uneven:
+            assert warning(found, "uneven-weights").serious
         else:
-            assert not [told for told in found.warnings if "weights" in told]
+            assert not {"uneven-weights", "heavy-weights"} & {*codes(found)}
 
 
-def test_a_heavy_tail_of_weights_is_told() -> None:
-    weights = np.random.default_rng(0).pareto(0.6, size=(4, 50, 1, 15)) + 1
-    energy = np.random.default_rng(1).normal(size=(4, 50))
-    found = diagnose_record(Record("Guided", energy, counts={"log_weights": np.log(weights)}, steps=50))
-    assert "texts which the lookahead misses may be missing" in warning(found, "tail of guided weights is heavy")
-    light = diagnose_record(Record("Guided", energy, counts={"log_weights": np.log(1 + weights**0.2)}, steps=50))
-    assert light.trusted
+def test_heavy_weights_and_harmless_ones() -> None:
+    heavy = np.random.default_rng(0).pareto(0.6, size=(4, 50, 1, 15)) + 1
+    few = np.random.default_rng(3).lognormal(0, 0.9, size=(1, 3, 1, 23))  # 69 weights, the largest 4 % of the sum
+    for weights, is_heavy in ((heavy, True), (1 + heavy**0.2, False), (few, False)):
+        log_prob = np.random.default_rng(1).normal(size=weights.shape[:2])
+        counts = {"log_weights": np.log(weights)}
+        found = diagnose_record(Record("Guided", log_prob, counts=counts, steps=log_prob.shape[1]))
+        assert ("heavy-weights" in codes(found)) is is_heavy
+        assert ("Pareto k of weights" in found.figures) is (weights.size >= 200)
+        assert found.ok
 
 
 def test_redraws_are_counted_by_length() -> None:
@@ -167,63 +174,88 @@ def test_redraws_are_counted_by_length() -> None:
     assert (stats["redraws_by_length"].values.sum(-1) == stats["redraws"].values).all()
     assert (stats["refreshed_by_length"].values.sum(-1) == stats["refreshed"].values).all()
     assert stats["redraws_by_length"].values[..., 2:].sum() == 0, "the texts have three tokens"
-    shares = sv.diagnose(draws).figures["redraws accepted, by tokens"]
-    assert set(shares) == {"1", "2–3"}
-    assert "Cycle(SVS, Refresh)" in draws.attrs["diagnosis"]
+    found = sv.diagnose(draws)
+    assert set(found.figures["redrawn blocks accepted, by length"]) == {"1", "2–3"}
+    assert found.run.startswith("Cycle(SVS, Refresh)")
 
 
-def test_trajectories_abandoned_unreliable_masses_and_interruptions() -> None:
-    energy = np.random.default_rng(0).normal(size=(4, 100))
-    counts = {"diverging": np.arange(400).reshape(4, 100) % 10 == 0, "unreliable": np.ones((4, 100), dtype=bool)}
-    found = diagnose_record(Record("SVS", energy, counts=counts, scale=0.5, steps=100, asked=500))
-    assert "raise max_events, or scale=0.25" in warning(found, "10% of trajectories were abandoned")
-    assert "raise mass_draws" in warning(found, "fewer than 50 counts")
-    assert "interrupted after 100 of 500 draws" in warning(found, "interrupted")
-    assert found.trusted
+def test_divergences_unreliable_masses_rejected_redraws_and_interruptions() -> None:
+    log_prob = np.random.default_rng(0).normal(size=(4, 100))
+    counts = {
+        "diverging": np.arange(400).reshape(4, 100) % 10 == 0,
+        "unreliable": np.ones((4, 100), dtype=bool),
+        "redraws": np.full((4, 100), 100),
+        "refreshed": np.ones((4, 100), dtype=int),
+    }
+    record = Record("SVS", log_prob, counts=counts, scale=0.5, steps=100, requested_draws=500)
+    found = diagnose_record(record)
+    assert codes(found) == ["diverging", "unreliable-masses", "low-acceptance", "interrupted"]
+    assert "scale=0.25" in warning(found, "diverging").remedy
+    assert "100 of 500 draws" in warning(found, "interrupted").message
+    assert found.ok
+    tolerant = DiagnosticSettings(max_diverging_share=0.2, max_unreliable_share=1.0, min_accepted_share=0.0)
+    assert codes(diagnose_record(record, tolerant)) == ["interrupted"]
 
 
-def test_few_effective_samples_say_how_many_draws_would_do() -> None:
+def test_low_effective_sample_size_suggests_a_number_of_draws() -> None:
     found = diagnose_record(Record("SVS", autoregressive(0.9, chains=4, draws=300), steps=300))
-    told = warning(found, "effective samples of the energy")
-    assert int(told.split("draws=")[1].split()[0]) > 300
-    assert found.trusted
+    low = warning(found, "low-ess")
+    assert int(low.remedy.split("draws=")[1].split()[0]) > 300
+    assert found.ok
 
 
 def test_independent_draws_need_not_mix() -> None:
-    draws = draw(sv.verify.sentences(controlled=False), sv.Ancestral(), draws=30)
-    found = sv.diagnose(draws)
-    assert "drawn independently" in found.verdict
+    found = sv.diagnose(draw(sv.verify.sentences(controlled=False), sv.Ancestral(), draws=30))
+    assert found.note == "independent draws"
     assert found.warnings == []
 
 
-def test_one_text_a_chain_is_judged_by_its_steps() -> None:
-    """Less is asked for than of draws that are averaged: that 1 % of the start is left, not that 30 % is."""
-    energies = {left: autoregressive(left ** (1 / 100), chains=8, draws=101)[:, 50:] for left in (0.01, 0.3)}
-    assert not diagnose_record(Record("SVS", energies[0.01], steps=51)).trusted
-    assert diagnose_record(Record("svs", energies[0.01], one_text=True, steps=100)).trusted
-    left = Record("svs", energies[0.3], one_text=True, chains=range(8, 16), steps=100)
-    told = warning(diagnose_record(left), "disagree")
-    assert all(8 <= int(part.split()[0].strip(",);")) < 16 for part in told.split("in chain ")[1:]), told
-    assert "--warmup 400, --sampler svs+refresh or --sampler adaptive" in told
+def test_steps_before_single_texts_have_their_own_thresholds() -> None:
+    """A text may keep 1 % of its start, but not 30 %; draws that are averaged may not."""
+    log_probs = {kept: autoregressive(kept ** (1 / 100), chains=8, draws=101)[:, 50:] for kept in (0.01, 0.3)}
+    assert not diagnose_record(Record("SVS", log_probs[0.01], steps=51)).ok
+    found = diagnose_record(Record("svs", log_probs[0.01], one_text=True, steps=100))
+    assert found.ok
+    assert codes(found) == ["r-hat"], "a warning that is not serious"
+    found = diagnose_record(Record("svs", log_probs[0.3], one_text=True, chains=range(8, 16), steps=100))
+    apart = warning(found, "r-hat")
+    assert apart.serious
+    assert all(8 <= int(part.split()[0].strip(",);")) < 16 for part in apart.message.split("in chain ")[1:])
+    assert apart.remedy == 'use warmup=400, sampler="svs+refresh" or sampler="adaptive"'
+    assert apart.arguments == {"warmup": 400, "sampler": "svs+refresh"}
 
 
-def test_many_draws_are_judged_by_some_of_the_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_before_single_texts_have_a_least_effective_sample_size() -> None:
+    slow = np.tile(autoregressive(0.97, chains=1, draws=60), (3, 1)) + 1e-3 * autoregressive(0.0, chains=3, draws=60)
+    found = diagnose_record(Record("svs", slow, one_text=True, steps=120))
+    assert codes(found) == ["low-ess"], "the chains agree, but hardly move"
+    fast = diagnose_record(Record("svs", autoregressive(0.2, chains=3, draws=60), one_text=True, steps=120))
+    assert codes(fast) == []
+
+
+def test_many_draws_are_summarised_by_some_of_the_chains() -> None:
     values = np.random.default_rng(0).normal(size=(64, 50))
-    every = mixing_of(values)
-    monkeypatch.setattr(diagnosis_records, "MOST_VALUES", 400)
-    some = mixing_of(values)
+    every, some = mixing_of(values), mixing_of(values, max_values=400)
     assert some.mean == every.mean
     assert some.rhat != every.rhat
     assert some.ess_bulk == pytest.approx(every.ess_bulk, rel=0.3)
 
 
-def test_one_chain_is_not_compared() -> None:
+def test_one_chain_has_no_r_hat() -> None:
     found = diagnose_record(Record("SVS", np.random.default_rng(0).normal(size=(1, 200)), steps=200))
-    assert found.mixing["energy"].rhat is None
-    assert "run four or more" in found.verdict
+    assert found.mixing["lp"].rhat is None
+    assert "two chains" in found.note
 
 
-def test_warmup_is_kept_if_asked_for_and_changes_no_draw(tmp_path: Path) -> None:
+def test_several_runs_are_diagnosed_by_name() -> None:
+    good, short = (np.random.default_rng(0).normal(size=(4, draws)) for draws in (200, 5))
+    found = diagnose_records({"a": Record("SVS", good), "b": Record("SVS", short, requested_draws=9)})
+    assert set(found.mixing) == {"a: lp", "b: lp"}
+    assert warning(found, "interrupted").message.startswith("b: ")
+    assert found.note.startswith("b: ")
+
+
+def test_warmup_is_kept_on_request_and_changes_no_draw(tmp_path: Path) -> None:
     target, sampler = random_target(3, tokens=5, length=2, dimensions=3), sv.SVS(scale=1.0)
     plain = draw(target, sampler, draws=20, warmup=7, thin=2)
     kept = draw(target, sampler, draws=20, warmup=7, thin=2, keep_warmup=True)
@@ -231,7 +263,7 @@ def test_warmup_is_kept_if_asked_for_and_changes_no_draw(tmp_path: Path) -> None
         assert kept[group].to_dataset().identical(plain[group].to_dataset())
     assert "warmup_posterior" not in plain.children
     assert kept["warmup_posterior"]["tokens"].shape == (4, 7, 2)
-    assert kept["warmup_sample_stats"]["energy"].dims == ("chain", "draw")
+    assert kept["warmup_sample_stats"]["lp"].dims == ("chain", "draw")
     every = draw(target, sampler, draws=47, warmup=0)
     warm = kept["warmup_posterior"]["tokens"].values
     assert (warm == every["posterior"]["tokens"].values[:, :7]).all()
@@ -241,8 +273,8 @@ def test_warmup_is_kept_if_asked_for_and_changes_no_draw(tmp_path: Path) -> None
     assert set(independent.children) == {"posterior", "sample_stats"}
 
 
-class Spoken:
-    """A target that reads its tokens out, and whose two terms are controls of its own."""
+class Letters:
+    """A target whose tokens are letters, and whose log p has two terms with names."""
 
     embeddings, length = EMBEDDINGS, 2
 
@@ -256,22 +288,22 @@ class Spoken:
         return "<b>" + " ".join("abcde"[token] for token in tokens.tolist())
 
 
-class Mumbling(Spoken):
+class Undecodable(Letters):
     def decode(self, tokens: Tensor) -> str:
-        raise KeyError("no\nidea")
+        raise KeyError("no\nletter")
 
 
-def test_controls_are_diagnosed_by_name_and_a_notebook_shows_texts(tmp_path: Path) -> None:
-    draws = draw(Spoken(), sv.SVS(scale=1.0), draws=50)
+def test_controls_are_diagnosed_by_name_and_notebooks_show_texts(tmp_path: Path) -> None:
+    draws = draw(Letters(), sv.SVS(scale=1.0), draws=50)
     assert isinstance(draws, xarray.DataTree)
     found = sv.diagnose(draws)
-    assert {"energy", "./few/small", "even", DISTANCE} == set(found.mixing)
+    assert set(found.mixing) == {"lp", "./few/small", "even", DISTANCE}
     factors = draws["sample_stats"]["log_factors"]
-    assert np.allclose(factors.sum("factor").values, -draws["sample_stats"]["energy"].values)
+    assert np.allclose(factors.sum("factor").values, draws["sample_stats"]["lp"].values)
     shown = draws._repr_html_()
     last = draws["posterior"]["tokens"].values[0, -1]
     assert "&lt;b&gt;" + " ".join("abcde"[token] for token in last) in shown
-    assert draws.attrs["diagnosis"].split(":")[0] in shown
+    assert found.run in shown
     assert "<p>" not in draws["posterior"]._repr_html_()
     assert "<p>" in draws.copy()._repr_html_()
     assert type(draws.sel(chain=[0, 1])["posterior"]["tokens"]) is xarray.DataArray
@@ -279,21 +311,22 @@ def test_controls_are_diagnosed_by_name_and_a_notebook_shows_texts(tmp_path: Pat
     assert sv.diagnose(str(tmp_path / "draws.nc")).to_dict() == found.to_dict()
 
 
-def test_a_target_that_fails_after_the_run_costs_no_draw() -> None:
-    draws = draw(Mumbling(), sv.SVS(scale=1.0), draws=5)
+def test_a_target_that_fails_after_the_run_loses_no_draw() -> None:
+    draws = draw(Undecodable(), sv.SVS(scale=1.0), draws=5)
     assert draws["posterior"]["tokens"].shape == (4, 5, 2)
-    assert "could say no more of its draws ('no\\nidea')" in draws.attrs["diagnosis"]
+    assert "warning (no-scores)" in draws.attrs["diagnosis"]
+    assert r"'no\nletter'" in draws.attrs["diagnosis"]
     assert "<p>" in draws._repr_html_()
 
 
-def test_warnings_are_told_to_whoever_watches(
+def test_warnings_are_printed_on_a_terminal_with_progress(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = random_target(3, tokens=5, length=2, dimensions=3)
     draw(target, sv.SVS(scale=0.001), draws=30, progress=True)
-    assert capsys.readouterr().err == "", "nobody watches"
-    monkeypatch.setattr("structured_voronoi.engine.conclusion.is_watched", lambda: True)
+    assert capsys.readouterr().err == "", "no terminal"
+    monkeypatch.setattr("structured_voronoi.engine.summary.is_interactive", lambda: True)
     draw(target, sv.SVS(scale=0.001), draws=30)
     assert capsys.readouterr().err == ""
     draw(target, sv.SVS(scale=0.001), draws=30, progress=True)
-    assert "sample: warning: all 4 chains never moved" in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith("sample: warning: all 4 chains did not move")

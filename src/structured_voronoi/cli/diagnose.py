@@ -1,4 +1,4 @@
-"""`svs diagnose`: whether a run can be trusted, from what it wrote."""
+"""`svs diagnose`: figures and warnings about a run."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
+    from structured_voronoi.diagnostics.checks import DiagnosticWarning
     from structured_voronoi.diagnostics.diagnosis import Diagnosis
     from structured_voronoi.diagnostics.records import Record
+
+MIXING_COLUMNS = ("", "mean", "sd", "R-hat", "ESS bulk", "ESS tail")
 
 
 def diagnose(
     run: Annotated[
         Path,
-        Parameter(
-            help="Texts of `svs sample --out`, draws of `sv.sample` (draws.to_netcdf), or a --checkpoint folder."
-        ),
+        Parameter(help="Texts of `svs sample --out`, draws of `sv.sample` (draws.to_netcdf), or a checkpoint folder."),
     ],
     /,
     *,
-    out: Annotated[Path | None, Parameter(help="Folder for diagnosis.json, diagnosis.md and pictures.")] = None,
+    out: Annotated[Path | None, Parameter(help="Folder for diagnosis.json, diagnosis.md and plots.")] = None,
 ) -> int:
-    """Say whether a run can be trusted: R-hat and effective samples of the energy and of each control, what moved, what
-    was refused, and warnings with their remedies.
+    """Print R-hat and effective sample sizes of log p and of each control, acceptance rates, and warnings.
 
-    Exits 1 if it should not be trusted.
+    Exits 1 if a warning is serious.
 
     Example: svs diagnose draws.nc --out diagnosis
     """
@@ -43,7 +43,13 @@ def diagnose(
     _print(found)
     if out is not None:
         _write(records, found, out)
-    return 0 if found.trusted else 1
+    return 0 if found.ok else 1
+
+
+def format_warning(warning: DiagnosticWarning) -> str:
+    """The warning with the options of `svs sample` that its remedy suggests."""
+    options = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in warning.arguments.items())
+    return f"{warning} ({options})" if options else str(warning)
 
 
 def _print(found: Diagnosis) -> None:
@@ -52,7 +58,7 @@ def _print(found: Diagnosis) -> None:
     from rich.text import Text
 
     console = Console(width=None if sys.stdout.isatty() else 120)
-    mixing = Table("", "mean", "sd", "R-hat", "ESS", "ESS in the tails")
+    mixing = Table(*MIXING_COLUMNS)
     for name, figures in found.mixing.items():
         mixing.add_row(Text(name), *("" if figure is None else f"{figure:,.4g}" for figure in figures))
     console.print(mixing)
@@ -61,26 +67,26 @@ def _print(found: Diagnosis) -> None:
         for row in found.rows():
             others.add_row(*map(Text, row))
         console.print(others)
-    print(f"{found.about}: {found.verdict}.")
-    for words in found.warnings:
-        print(f"warning: {words}.")
+    print(found.status)
+    for warning in found.warnings:
+        print(f"warning ({warning.code}): {format_warning(warning)}")
 
 
 def _write(records: dict[str, Record], found: Diagnosis, out: Path) -> None:
-    from structured_voronoi.diagnostics.pictures import draw_pictures
+    from structured_voronoi.diagnostics.plots import make_plots
     from structured_voronoi.experiments.report import table, write_report
 
-    pictures = {
-        f"diagnosis_{f'{name}_' if name else ''}{picture}".replace(" ", "_"): figure
+    plots = {
+        f"diagnosis_{f'{name}_' if name else ''}{plot}".replace(" ", "_"): figure
         for name, record in records.items()
-        for picture, figure in draw_pictures(record).items()
+        for plot, figure in make_plots(record).items()
     }
     mixing = table(
-        ["", "mean", "sd", "R-hat", "ESS", "ESS in the tails"],
+        MIXING_COLUMNS,
         [[name, *("" if figure is None else figure for figure in figures)] for name, figures in found.mixing.items()],
     )
-    warnings = [f"- {words}" for words in found.warnings]
-    shown = [f"![{name}]({name}.png)" for name in pictures]
-    words = "\n\n".join([f"{found.about}: {found.verdict}.", *warnings, mixing, table(["", ""], found.rows()), *shown])
-    for path in write_report(out, "diagnosis", found.to_dict(), words, pictures):
+    warnings = [f"- {warning.code}: {format_warning(warning)}" for warning in found.warnings]
+    images = [f"![{name}]({name}.png)" for name in plots]
+    text = "\n\n".join([found.status, *warnings, mixing, table(["", ""], found.rows()), *images])
+    for path in write_report(out, "diagnosis", found.to_dict(), text, plots):
         print(path)

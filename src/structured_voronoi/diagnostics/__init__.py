@@ -1,1 +1,1 @@
-"""Checks of finished and running jobs: convergence, weights, summaries and plots."""
+"""Diagnostics of a run: convergence, weights, warnings, summaries and plots."""

@@ -1,9 +1,8 @@
-"""What a run left to be judged by, from draws or from texts, and what can be measured of it.
+"""The data of a run that diagnostics use, and how well its quantities mixed.
 
-R-hat compares the chains with one another and ESS says how many independent draws theirs are worth (Vehtari et al.
-2021). Both are taken of the energy, of every control, and of the number of positions at which a draw differs from the
-likeliest one, which tells modes of the same energy apart. A chain that gave a single text is judged by the energies of
-its steps: all it must do is to forget its start, which takes fewer of them than a mean does.
+R-hat compares the chains with each other, and the effective sample size (ESS) is the number of independent draws that
+would estimate a mean as precisely (Vehtari et al. 2021). Both are computed for log p, for every control, and for the
+number of positions at which a draw differs from the most probable one, which separates modes of equal probability.
 """
 
 from __future__ import annotations
@@ -23,71 +22,70 @@ if TYPE_CHECKING:
 
     from structured_voronoi.metrics.probability import Probability
 
-MOST_VALUES = 500_000
-"""R-hat and ESS of more draws than this are taken of some of the chains, spread evenly: sorting takes long."""
-DISTANCE = "positions unlike the likeliest draw"
+LOG_PROB, DISTANCE = "lp", "distance to the most probable draw"
+"""Names of the quantities that every run has: log p, and the number of positions that differ."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """What a run left to be judged by, chain by chain."""
+    """The data of a run."""
 
     sampler: str
-    energy: Float[ndarray, "chain draw"]
-    """Of every draw; where each chain gave one text, of its later steps."""
+    log_prob: Float[ndarray, "chain draw"]
+    """log p of each draw, unnormalised. If ``one_text``, of each step in the second half of the run."""
     one_text: bool = False
-    """Each chain gave one text, and ``energy`` is that of the steps on its way there."""
+    """Whether each chain gave one text, its last state."""
     chains: Sequence[int] = ()
-    """Their numbers; 0, 1, … if not given."""
-    scores: Mapping[str, Float[ndarray, "chain draw"]] = field(default_factory=dict)
-    """What the controls say of every draw."""
+    """Numbers of the chains; 0, 1, … by default."""
+    controls: Mapping[str, Float[ndarray, "chain draw"]] = field(default_factory=dict)
+    """Scores of each draw, by control."""
     tokens: Int[ndarray, "chain draw n"] | None = None
     counts: Mapping[str, ndarray] = field(default_factory=dict)
-    """Fields of Info, (chain, draw, …); where each chain gave one text, those of all its steps as one draw."""
+    """Fields of Info, (chain, draw, …). If ``one_text``, there is one draw, with the counts of all steps."""
     steps: int = 1
-    """Steps of each chain that the counts are about."""
+    """Steps of each chain to which the counts refer."""
     independent: bool = False
-    """Every draw is one of its own, so that nothing has to mix."""
+    """Whether the draws are independent, so that no chain has to mix."""
     scale: float | None = None
-    """Of SVS, if it took part."""
-    asked: int | None = None
-    """Draws that were asked for, if the run was interrupted."""
+    """Scale of SVS, if the sampler contains it."""
+    requested_draws: int | None = None
+    """Draws per chain that were requested, if the run was interrupted."""
     texts: Sequence[tuple[str, str]] = ()
-    """The prompt and the text of every chain that gave one."""
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    """Further figures."""
+    """Prompt and text of each chain that gave one text."""
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    """Further figures to report."""
 
     @property
     def numbers(self) -> Sequence[int]:
-        return self.chains or range(len(self.energy))
+        return self.chains or range(len(self.log_prob))
 
     def total(self, name: str) -> ndarray | None:
-        """A count summed over the draws, by chain; None if the run has none."""
+        """Sum of a count over the draws of each chain; None if it was not recorded."""
         return self.counts[name].sum(1) if name in self.counts else None
 
     def quantities(self) -> dict[str, Float[ndarray, "chain draw"]]:
-        """What chains are compared by."""
-        found = {"energy": self.energy, **self.scores}
-        if self.tokens is not None and np.isfinite(self.energy).any():
-            best = np.unravel_index(np.nanargmin(self.energy), self.energy.shape)
+        """The quantities for which mixing is measured, by name."""
+        found = {LOG_PROB: self.log_prob, **self.controls}
+        if self.tokens is not None and np.isfinite(self.log_prob).any():
+            best = np.unravel_index(np.nanargmax(self.log_prob), self.log_prob.shape)
             found[DISTANCE] = (self.tokens != self.tokens[best]).sum(-1).astype(float)
         return found
 
     def share(self, part: str, whole: str) -> float | None:
-        """One count over another, of all chains together; None where the run has not both."""
+        """Ratio of two counts, summed over all chains; None if one was not recorded or the whole is 0."""
         some, every = self.total(part), self.total(whole)
         return None if some is None or every is None or not every.sum() else float(some.sum() / every.sum())
 
     @property
-    def abandoned(self) -> float:
-        """The least share of trajectories that were abandoned: of the steps of a draw it is known whether any was."""
+    def diverging_share(self) -> float:
+        """Share of trajectories that diverged. With thinning a lower bound: a draw is counted once."""
         diverging = self.counts.get("diverging")
         return 0.0 if diverging is None else float(diverging.sum(1).mean() / self.steps)
 
     @property
     def is_stuck(self) -> Bool[ndarray, " chain"]:
-        """Which chains never changed a token; none where that is not known."""
-        stuck = np.ones(len(self.energy), dtype=bool)
+        """Whether each chain never changed a token; False if that was not recorded."""
+        stuck = np.ones(len(self.log_prob), dtype=bool)
         swaps = self.total("swaps")
         if swaps is None and (self.tokens is None or self.tokens.shape[1] < 2):
             return ~stuck
@@ -97,8 +95,8 @@ class Record:
             stuck &= (self.tokens == self.tokens[:, :1]).all((1, 2))
         return stuck
 
-    def summary_of_weights(self) -> Probability | None:
-        """Of the weights of the fresh texts of guided steps; None where there are none."""
+    def weights(self) -> Probability | None:
+        """Summary of the weights of the texts that `Guided` proposed; None if there are none."""
         if "log_weights" not in self.counts:
             return None
         from structured_voronoi.metrics.probability import estimate_probability
@@ -109,42 +107,42 @@ class Record:
 
 
 def record_of_draws(draws: DataTree) -> Record:
-    """What `sample` returned, or what was read back from a file."""
+    """The data of a result of `sample`."""
     stats, attributes = draws["sample_stats"].to_dataset(), draws.attrs
     counts = {
         str(name): column.values
         for name, column in stats.data_vars.items()
-        if name not in ("energy", "log_factors")
+        if name not in (LOG_PROB, "log_factors")
         and column.dims[:2] == ("chain", "draw")
         and column.dtype.kind in "biuf"
     }
-    scores = {}
+    controls = {}
     if "log_factors" in stats:
         factors = stats["log_factors"]
-        scores = {str(name): factors.sel(factor=name).values for name in factors["factor"].values}
-    energy = stats["energy"].values.astype(float)
+        controls = {str(name): factors.sel(factor=name).values for name in factors["factor"].values}
+    log_prob = stats[LOG_PROB].values.astype(float)
     settings = json.loads(attributes.get("sampler_settings", "{}"))
     parts = [part["sampler"] for part in settings.get("samplers", ())]
     return Record(
-        sampler=name_sampler(str(attributes.get("sampler", "a sampler")), parts),
-        energy=energy,
-        scores=scores,
+        sampler=name_sampler(str(attributes.get("sampler", "unknown sampler")), parts),
+        log_prob=log_prob,
+        controls=controls,
         tokens=draws["posterior"].to_dataset()["tokens"].values,
         counts=counts,
-        steps=energy.shape[1] * max(1, int(attributes.get("thin", 1))),
+        steps=log_prob.shape[1] * max(1, int(attributes.get("thin", 1))),
         independent=bool(attributes.get("independent", False)),
         scale=find_scale(settings),
-        asked=int(attributes["draws"]) if attributes.get("interrupted") else None,
+        requested_draws=int(attributes["draws"]) if attributes.get("interrupted") else None,
     )
 
 
 def name_sampler(name: str, parts: Sequence[str]) -> str:
-    """A sampler's name, with those of the samplers that it is made of."""
+    """The name of a sampler, with those of its parts in brackets."""
     return f"{name}({', '.join(parts)})" if parts else name
 
 
 def find_scale(settings: Mapping[str, Any]) -> float | None:
-    """The scale of SVS among the settings of a sampler and of those it is made of."""
+    """The scale of SVS in the settings of a sampler or of its parts."""
     scale = settings.get("scale")
     if isinstance(scale, float | int):
         return float(scale)
@@ -153,7 +151,7 @@ def find_scale(settings: Mapping[str, Any]) -> float | None:
 
 
 class Mixing(NamedTuple):
-    """How a quantity mixed; None where that cannot be told."""
+    """How well a quantity mixed. R-hat and ESS are None where they cannot be computed."""
 
     mean: float
     sd: float
@@ -162,16 +160,20 @@ class Mixing(NamedTuple):
     ess_tail: float | None
 
 
-def mixing_of(values: Float[ndarray, "chain draw"]) -> Mixing:
-    """R-hat and ESS of one quantity; R-hat needs two chains, both need four draws that are not all the same."""
+def mixing_of(values: Float[ndarray, "chain draw"], max_values: int = 500_000) -> Mixing:
+    """R-hat and ESS of a quantity.
+
+    R-hat needs two chains, and both need four draws that differ. If there are more than ``max_values`` values, an even
+    selection of chains is used, because sorting is slow.
+    """
     finite = values[np.isfinite(values)]
     mean, sd = (float(finite.mean()), float(finite.std())) if len(finite) else (math.nan, math.nan)
     if values.shape[1] < 4 or len(finite) < values.size or np.ptp(values) == 0:
         return Mixing(mean, sd, None, None, None)
     from arviz_stats.base import array_stats
 
-    some = values[:: math.ceil(values.size / MOST_VALUES)]
-    with np.errstate(all="ignore"):  # chains that do not move have no variance to compare with
+    some = values[:: math.ceil(values.size / max_values)]
+    with np.errstate(all="ignore"):  # chains that do not move have zero variance
         rhat = float(array_stats.rhat(some)) if len(some) > 1 else None
         bulk, tail = (
             float(array_stats.ess(some, method=method, prob=prob)) * len(values) / len(some)
