@@ -1,4 +1,4 @@
-"""The random source: known answers, distributions, and one independent stream for each chain."""
+"""Random streams: published test vectors, distributions, and independent streams for all chains."""
 
 import pytest
 import torch
@@ -6,22 +6,22 @@ from scipy import stats
 
 from structured_voronoi.core.streams import Rng, inverse_cdf, philox
 
-KNOWN_ANSWERS = [
+PUBLISHED_OUTPUTS = [
     ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
     ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
     ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
 ]
-"""Counter, key and output of Philox4x32-10, from the Random123 distribution."""
+"""Counter, key and output of Philox4x32-10 in the Random123 distribution."""
 
 
-@pytest.mark.parametrize(("counter", "key", "answer"), KNOWN_ANSWERS)
-def test_philox_gives_the_known_answers(counter: str, key: str, answer: str) -> None:
+@pytest.mark.parametrize(("counter", "key", "output"), PUBLISHED_OUTPUTS)
+def test_philox_returns_the_published_outputs(counter: str, key: str, output: str) -> None:
     words = tuple(torch.tensor(int(word, 16)) for word in counter.split())
     first, second = (int(word, 16) for word in key.split())
-    assert " ".join(f"{int(word):08x}" for word in philox(words, (first, second))) == answer
+    assert " ".join(f"{int(word):08x}" for word in philox(words, (first, second))) == output
 
 
-def test_uniform_numbers_are_uniform() -> None:
+def test_uniform_distribution() -> None:
     u = Rng(1, 100).uniform(500)
     assert u.dtype == torch.float64
     assert ((u > 0) & (u < 1)).all()
@@ -29,7 +29,7 @@ def test_uniform_numbers_are_uniform() -> None:
     assert stats.kstest(u.mean(1).numpy(), "norm", args=(0.5, (1 / 12 / 500) ** 0.5)).pvalue > 1e-4
 
 
-def test_normal_numbers_are_normal() -> None:
+def test_normal_distribution() -> None:
     z = Rng(2, 100).normal(501)
     assert stats.kstest(z.flatten().numpy(), "norm").pvalue > 1e-4
     count = z.numel()
@@ -38,20 +38,20 @@ def test_normal_numbers_are_normal() -> None:
     assert abs(float((z**4).mean()) - 3) < 4 * (96 / count) ** 0.5
 
 
-def test_neighbouring_numbers_and_chains_are_uncorrelated() -> None:
+def test_consecutive_numbers_and_chains_are_uncorrelated() -> None:
     z = Rng(3, 100).normal(500)
     for one, other in ((z[:, 1:], z[:, :-1]), (z[1:], z[:-1])):
         assert abs(float((one * other).mean())) < 4 / one.numel() ** 0.5
 
 
-def test_a_chain_does_not_depend_on_the_others() -> None:
+def test_a_chain_does_not_depend_on_other_chains() -> None:
     together, alone = Rng(4, 10), Rng(4, [7])
-    for shape in ((), (3,), (2, 3), (1,)):  # odd counts too: every call begins a new block
+    for shape in ((), (3,), (2, 3), (1,)):  # odd counts included: every call starts a new block
         assert torch.equal(together.uniform(*shape)[7:8], alone.uniform(*shape))
         assert torch.equal(together.normal(*shape)[7:8], alone.normal(*shape))
 
 
-def test_streams_seeds_and_calls_differ() -> None:
+def test_streams_seeds_and_calls_return_different_numbers() -> None:
     numbers = [Rng(5, 3).uniform(4), Rng(6, 3).uniform(4), Rng(5, 3).fork("pilot").uniform(4)]
     again = Rng(5, 3)
     numbers += [again.uniform(4), again.uniform(4)]
@@ -70,6 +70,6 @@ def test_categorical_frequencies() -> None:
 
 
 @pytest.mark.parametrize("level", [2.0**-53, 1 - 2.0**-53])
-def test_the_ends_of_the_unit_interval_choose_possible_tokens(level: float) -> None:
+def test_extreme_levels_select_possible_tokens(level: float) -> None:
     log_weights = torch.tensor([0.0, 1.0, 1.0, 0.0]).log()
     assert int(inverse_cdf(log_weights, torch.tensor(level, dtype=torch.float64))) in (1, 2)

@@ -1,4 +1,4 @@
-"""Randomness and evaluation that do not depend on what else runs: a stream per chain, rows in whole blocks."""
+"""Random streams, one per chain, and evaluation in blocks of rows; neither depends on the batch size."""
 
 from __future__ import annotations
 
@@ -11,20 +11,41 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.core.errors import SamplingError
-from structured_voronoi.core.validation import MAX_SEED
+from structured_voronoi.core.validation import check_seed
 
+_MASK = 0xFFFFFFFF
+"""Mask of a 32-bit word."""
 BLOCK = 8
-"""Rows are evaluated in multiples of this many."""
+"""Number of rows of which every batch is a multiple."""
 MEMORY = 256 * 2**20
-"""Default bound, in bytes, on what one pass over the vocabulary may hold at a time."""
+"""Default limit, in bytes, of the memory that one pass over the vocabulary uses."""
 
 
 class Rng:
-    """One random stream per chain, derived from (seed, chain index).
+    """One random stream per chain, derived from the seed and the chain's number.
 
-    The generator is Philox4x32-10 (Salmon et al. 2011). It is counter-based, so that a chain's numbers depend neither
-    on the batch it runs in nor on the device; the whole state is ``counter``, one number a chain.
+    The generator is Philox4x32-10 (Salmon et al. 2011). It is counter-based: the numbers of a chain depend neither on
+    the other chains of its batch nor on the device, and ``counter``, one number per chain, is the whole state.
+
+    Parameters
+    ----------
+    seed
+        Number from 0 to 2**63 - 1.
+    chains
+        Number of chains, or their numbers.
+    stream
+        Name of the stream; streams of the same seed are independent.
+    device
+        Device of the numbers that are returned.
+
+    Examples
+    --------
+    >>> import structured_voronoi as sv
+    >>> numbers = sv.Rng(seed=0, chains=4).uniform(3)
+    >>> numbers.shape
+    torch.Size([4, 3])
+    >>> bool((sv.Rng(seed=0, chains=[2]).uniform(3) == numbers[2]).all())
+    True
     """
 
     def __init__(
@@ -34,11 +55,7 @@ class Rng:
         stream: str = "run",
         device: torch.device | str = "cpu",
     ) -> None:
-        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed <= MAX_SEED:
-            raise SamplingError(
-                f"seed {seed!r} is not a whole number ≥ 0 below 2**63",
-                remedy="give one, for example seed=0",
-            )
+        check_seed(seed)
         seed = int(seed)
         self.seed, self.stream, self.device = seed, stream, torch.device(device)
         self._dtype = widest_dtype(self.device)
@@ -53,25 +70,25 @@ class Rng:
         return len(self.chains)
 
     def fork(self, stream: str, chains: int | None = None) -> Self:
-        """An independent source with the same seed: for pilots and for what all chains share."""
+        """Return independent streams with the same seed, for pilot chains or for numbers that all chains share."""
         indices = self.chains.tolist() if chains is None else chains
         return type(self)(self.seed, indices, f"{self.stream}/{stream}", self.device)
 
     def select(self, rows: Int[Tensor, " row"]) -> Self:
-        """The streams of the selected chains, at the same counters."""
+        """Return the streams of the selected chains, with their counters."""
         rows = rows.to(self.chains.device)
         selection = type(self)(self.seed, self.chains[rows].tolist(), self.stream, self.device)
         selection.counter = self.counter[rows]
         return selection
 
     def catch_up(self, rows: Int[Tensor, " row"], selection: Rng) -> None:
-        """Set the counters of the selected chains to those of their selection."""
+        """Copy the counters of a selection back."""
         self.counter[rows.to(self.counter.device)] = selection.counter
 
     def uniform(self, *shape: int) -> Float[Tensor, chain * shape]:
-        """Uniform on (0, 1), with 52 random bits."""
+        """Return numbers that are uniform on (0, 1), with 52 random bits."""
         count = math.prod(shape)
-        blocks = (count + 1) // 2  # a block of four words makes two numbers
+        blocks = (count + 1) // 2  # a block of four words gives two numbers
         steps = self.counter[:, None] + torch.arange(blocks, device=self.counter.device)
         self.counter = self.counter + blocks
         words = philox(
@@ -82,7 +99,7 @@ class Rng:
         return pairs.flatten(1)[:, :count].reshape(len(self), *shape).to(self.device, self._dtype)
 
     def normal(self, *shape: int) -> Float[Tensor, chain * shape]:
-        """Standard normal (Box–Muller)."""
+        """Return standard normal numbers (Box–Muller)."""
         count = math.prod(shape)
         u, v = self.uniform((count + 1) // 2, 2).unbind(-1)
         radius = (-2 * u.log()).sqrt()
@@ -90,24 +107,24 @@ class Rng:
         return pairs.flatten(1)[:, :count].reshape(len(self), *shape)
 
     def categorical(self, log_weights: Float[Tensor, "chain *shape token"]) -> Int[Tensor, chain * shape]:
-        """One index per row with probability ∝ exp(log_weights), by inversion."""
+        """Return one index per row with probability ∝ exp(log_weights), by inversion."""
         return inverse_cdf(log_weights, self.uniform(*log_weights.shape[1:-1]))
 
 
 def widest_dtype(device: torch.device) -> torch.dtype:
-    """The widest floating-point type of a device: float64, except on Apple's, which have float32 only."""
+    """Return the widest floating-point type of a device: float64, but float32 on Apple's GPUs."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def widened(tensor: Tensor) -> Tensor:
-    """The tensor in the widest type of its device: what energies and cumulative sums are kept in."""
+    """Return the tensor in the widest type of its device, which energies and cumulative sums use."""
     return tensor.to(widest_dtype(tensor.device))
 
 
 def inverse_cdf(
     log_weights: Float[Tensor, "*shape token"], level: Float[Tensor, "*shape"], memory: int = MEMORY
 ) -> Int[Tensor, "*shape"]:
-    """The index at which the cumulative distribution ∝ exp(log_weights) passes ``level``, row block by row block."""
+    """Return the index at which the cumulative distribution ∝ exp(log_weights) passes ``level``, by blocks of rows."""
     rows, levels = log_weights.flatten(0, -2) if log_weights.ndim > 1 else log_weights[None], level.reshape(-1)
     size = block_rows(3 * 8 * rows.shape[-1], memory)
     parts = []
@@ -118,17 +135,14 @@ def inverse_cdf(
 
 
 def index_at_level(weights: Float[Tensor, "row token"], level: Float[Tensor, " row"]) -> Int[Tensor, " row"]:
-    """The index at which the cumulative distribution ∝ weights passes ``level``."""
+    """Return the index at which the cumulative distribution ∝ weights passes ``level``."""
     cumulative = widened(weights).cumsum(-1)
     index: Tensor = torch.searchsorted(cumulative, (level[:, None] * cumulative[:, -1:]).to(cumulative)).squeeze(-1)
-    return index.clamp(max=weights.shape[-1] - 1)  # NaN weights are searched past the end
-
-
-_MASK = 0xFFFFFFFF
+    return index.clamp(max=weights.shape[-1] - 1)  # NaN weights lead past the end
 
 
 def philox(counter: tuple[Tensor, ...], key: tuple[int, int]) -> tuple[Tensor, ...]:
-    """Philox4x32-10 on int64 tensors that hold 32-bit words; products wrap modulo 2^64, which keeps their bits."""
+    """Return Philox4x32-10 of 32-bit words in int64 tensors; products modulo 2^64 keep the low bits."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
@@ -148,16 +162,16 @@ def _unit(high: Tensor, low: Tensor) -> Tensor:
 
 
 def block_rows(bytes_each: int, memory: int = MEMORY) -> int:
-    """How many rows of ``bytes_each`` fit into the bound: at least one, whole blocks of 8 where possible."""
+    """Return how many rows fit into memory: at least one, and a multiple of 8 where possible."""
     fit = max(1, memory // max(1, bytes_each))
     return fit if fit < BLOCK else fit // BLOCK * BLOCK
 
 
 def in_blocks(function: Callable[..., Any], *inputs: Tensor, rows_at_a_time: int | None = None) -> Any:
-    """``function(*inputs)``, called with at most so many rows at a time, each time padded to a multiple of 8.
+    """Return ``function(*inputs)``, computed in blocks of rows that are padded to a multiple of 8.
 
-    Matrix products of few rows differ from those of many in the last bits; padded, a chain's numbers no longer depend
-    on how many chains run beside it. The result is a tensor or a tuple of tensors, a row for each row of the inputs.
+    The last bits of matrix products depend on the number of rows. With padding, the numbers of a chain do not depend on
+    the other chains. The function returns a tensor or a tuple of tensors with one row for each row of the inputs.
     """
     count = len(inputs[0])
     size = max(1, count) if rows_at_a_time is None else max(BLOCK, rows_at_a_time // BLOCK * BLOCK)
@@ -170,7 +184,7 @@ def in_blocks(function: Callable[..., Any], *inputs: Tensor, rows_at_a_time: int
 
 
 def _call_padded(function: Callable[..., Any], inputs: list[Tensor]) -> Any:
-    """The function of inputs padded with copies of their last row; results of the padding are left out."""
+    """Call the function with copies of the last row as padding, and drop the results of the padding."""
     count = len(inputs[0])
     extra = -count % BLOCK
     if extra and count:
