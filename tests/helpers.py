@@ -13,7 +13,8 @@ from torch import Tensor
 
 import structured_voronoi as sv
 from structured_voronoi.geometry.cells import Cells, spacing
-from structured_voronoi.geometry.motion import Journey, Particle, Rotation, travel
+from structured_voronoi.geometry.flows import Particle, Rotation
+from structured_voronoi.geometry.motion import Trajectory, simulate
 from structured_voronoi.problem.problem import bind
 from structured_voronoi.verify.claims import LEAST_MOVED, LEVEL
 
@@ -32,11 +33,11 @@ ALL_SAMPLERS: dict[str, Any] = {
     "svs projected": sv.SVS(scale=0.6, dimensions=2),
     "svs paper": sv.SVS.paper(step_size=0.5, discontinuity_step=0.2),
     "svs paper uniform": sv.SVS.paper(step_size=0.5, discontinuity_step=0.2, base="uniform"),
-    "hmc": sv.HMC(step_size=0.5, leapfrog_steps=3),
-    "hmc uniform": sv.HMC(step_size=0.5, base="uniform"),
-    "langevin": sv.Langevin(step_size=0.5),
-    "mucola": sv.MuCoLa(step_size=1.5),
-    "mucola metropolis": sv.MuCoLa(step_size=1.0, metropolis=True),
+    "hmc": sv.baselines.HMC(step_size=0.5, leapfrog_steps=3),
+    "hmc uniform": sv.baselines.HMC(step_size=0.5, base="uniform"),
+    "langevin": sv.baselines.Langevin(step_size=0.5),
+    "mucola": sv.baselines.MuCoLa(step_size=1.5),
+    "mucola metropolis": sv.baselines.MuCoLa(step_size=1.0, metropolis=True),
     "pncg": sv.PNCG(step_size=2.0),
     "pncg norm 1": sv.PNCG(step_size=2.0, norm=1.0),
     "gibbs with gradients": sv.GibbsWithGradients(),
@@ -74,28 +75,28 @@ def svs_of(kind: str, scale: float = 0.6, turn: float = 1.0, of: type[sv.SVS] = 
     return of(scale, walls=kind, turn=turn)
 
 
-def journey(sampler: sv.SVS, target: sv.TabularTarget, seed: int, chains: int = 200) -> Journey:
+def trajectory(sampler: sv.SVS, target: sv.TabularTarget, seed: int, chains: int = 200) -> Trajectory:
     """Chains about to set out in a target, from random tokens."""
     problem, rng = bind(target), sv.Rng(seed, chains)
-    return sampler.journey(problem, rng, sampler.init(problem, rng, "random"))
+    return sampler.trajectory(problem, rng, sampler.init(problem, rng, "random"))
 
 
-def energy_error(there: Journey) -> float:
-    """The largest change of the energy over all chains of a journey, relative to its size."""
-    end, *_ = travel(there)
+def energy_error(there: Trajectory) -> float:
+    """The largest change of the energy over all chains of a trajectory, relative to its size."""
+    end, *_ = simulate(there)
     before, after = there.energy(there.start), there.energy(end)
     return float(((after - before).abs() / (1 + before.abs())).max())
 
 
-def round_trip_failures(there: Journey, tolerance: float) -> float:
+def round_trip_failures(there: Trajectory, tolerance: float) -> float:
     """The share of swapping trajectories that do not come back: forward, flip r, forward again, flip r.
 
     A trajectory comes back if its tokens do, and x and r to within ``tolerance`` (x in units of σ, or of the spacing
     of the cells for the uniform base). Unlike sv.verify.round_trip this sets off from any start and leaves abandoned
     trajectories out.
     """
-    out, tally, _ = travel(there)
-    back, again, _ = travel(there._replace(start=out._replace(r=-out.r)))
+    out, tally, _ = simulate(there)
+    back, again, _ = simulate(there._replace(start=out._replace(r=-out.r)))
     unit = there.flow.sigma if isinstance(there.flow, Rotation) else spacing(there.cells)
     x_gap = (back.x - there.start.x).abs().amax((-2, -1)) / unit
     r_gap = (back.r + there.start.r).abs().amax((-2, -1))

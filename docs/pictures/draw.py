@@ -19,8 +19,9 @@ import structured_voronoi as sv
 from structured_voronoi.core.streams import Rng
 from structured_voronoi.experiments.report import new_figure
 from structured_voronoi.geometry.cells import cells_of
+from structured_voronoi.geometry.flows import CLOSED_WALLS, OPEN_WALLS, Particle, Rotation, Straight, Walls
 from structured_voronoi.geometry.memo import Proposal
-from structured_voronoi.geometry.motion import CLOSED, OPEN, Journey, Particle, Rotation, Straight, Walls, travel
+from structured_voronoi.geometry.motion import Trajectory, simulate
 from structured_voronoi.lookahead.lookahead import Lookahead, Weighed
 from structured_voronoi.problem.drawing import ancestral_draw
 from structured_voronoi.problem.problem import Problem, bind
@@ -83,7 +84,7 @@ def follow(
     start = Particle(cell, point, momentum, -log_prob[cell[:, 0]], cells.points(cell))
     if isinstance(flow, Straight):
         flow = Straight(flow.low - cells.origin, flow.high - cells.origin)
-    end, _, _ = travel(Journey(cells, start, times, flow, walls, evaluate))
+    end, _, _ = simulate(Trajectory(cells, start, times, flow, walls, evaluate))
     return Trail(end.x[:, 0] + cells.origin, end.r[:, 0], end.cell[:, 0])
 
 
@@ -130,7 +131,7 @@ def draw_refraction() -> Figure:
         for degrees in range(-72, 73, 12):
             angle = np.deg2rad(degrees)
             r = (-np.sign(start) * 1.8 * np.cos(angle), 1.8 * np.sin(angle))
-            trail = follow(places, log_prob, (start, 0.0), r, torch.linspace(0, 3.2, 400).double(), box, CLOSED)
+            trail = follow(places, log_prob, (start, 0.0), r, torch.linspace(0, 3.2, 400).double(), box, CLOSED_WALLS)
             refracted = bool((trail.token != trail.token[0]).any())
             axis.plot(*trail.x.T, color=GREEN if refracted else RED, linewidth=1.4)
         axis.plot(start, 0, "o", color=INK, markersize=6)
@@ -147,7 +148,7 @@ def draw_gates() -> Figure:
     figure, axis = new_figure(6.4, 6.0)
     _draw_coloured_cells(axis, is_large=True)
     times = torch.linspace(0, 7.2, 6000, dtype=torch.float64)
-    trail = follow(PLACES, PROBABILITIES.log(), *START, times, Rotation(SIGMA), OPEN)
+    trail = follow(PLACES, PROBABILITIES.log(), *START, times, Rotation(SIGMA), OPEN_WALLS)
     _draw_trail(axis, trail)
     passes = trail.passes(PLACES)
     axis.plot(*trail.x[passes].T, "o", color="white", markeredgecolor=INK, markersize=6, label="gate passed")
@@ -163,7 +164,7 @@ def draw_two_way() -> Figure:
     figure, axes = new_figure(13.2, 4.6, ncols=3, width_ratios=(1, 1, 0.55))
     times = torch.linspace(0, 4.5, 3000, dtype=torch.float64)
     for axis, walls, title in (
-        (axes[0], OPEN, "gates in both directions: the way back is the way out"),
+        (axes[0], OPEN_WALLS, "gates in both directions: the way back is the way out"),
         (axes[1], OUTWARD_ONLY, "outward gates only: it is another one"),
     ):
         _draw_coloured_cells(axis)
@@ -204,8 +205,8 @@ class Recording(Lookahead):
 
 def draw_lookahead() -> Figure:
     """What the lookahead makes of the next token, and the chance of success along texts."""
-    model = sv.LanguageModel.load("bundled", prompt="The Golden Lantern is", length=14)
-    problem = bind(sv.Controlled(model, {sv.controls.Predicate.keyword("river"): 1.0}))
+    model = sv.load("bundled").target("The Golden Lantern is", max_tokens=14)
+    problem = bind(model.under([sv.keyword("river")]))
     lookahead = Lookahead.fit(problem, texts=256, seed=0)
     levels = Rng(5, 8).uniform(problem.length)
     guided = Recording(lookahead.heads, lookahead.delta, lookahead.identity)

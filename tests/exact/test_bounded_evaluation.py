@@ -15,7 +15,7 @@ from structured_voronoi.engine.plan import plan_texts
 from structured_voronoi.engine.text_chains import TextRun
 from structured_voronoi.geometry import masses
 from structured_voronoi.geometry.cells import cells_of
-from structured_voronoi.geometry.motion import Rotation
+from structured_voronoi.geometry.flows import Rotation
 from structured_voronoi.problem.drawing import redraw
 from structured_voronoi.problem.problem import bind
 
@@ -52,8 +52,8 @@ def test_logits_of_a_large_vocabulary_stay_within_the_bound(memory: int, least: 
 
 
 def test_blocks_do_not_change_what_a_language_model_says() -> None:
-    whole, parts = sv.LanguageModel.load("bundled", length=9, suffix=" pub."), None
-    parts = sv.LanguageModel(whole.model, whole.tokenizer, length=9, suffix=" pub.", memory=2**17)
+    whole, parts = sv.load("bundled").target(max_tokens=9, suffix=" pub."), None
+    parts = sv.LanguageModel(whole.model, whole.tokenizer).target(max_tokens=9, suffix=" pub.", memory=2**17)
     tokens = redraw(bind(whole), torch.full((24, 9), 300), 0, 9, torch.rand(24, 9, dtype=torch.float64)).tokens
     torch.testing.assert_close(parts.log_prob(tokens), whole.log_prob(tokens), rtol=0, atol=2e-5)
     for mine, theirs in zip(parts.log_prob_and_grad(tokens), whole.log_prob_and_grad(tokens), strict=True):
@@ -77,7 +77,7 @@ def test_the_jump_at_a_wall_keeps_its_digits() -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_a_chain_computes_its_energies_in_one_way(dtype: str) -> None:
     """What a redraw says of a text is what an evaluation says of it: in half precision by one and the same pass."""
-    model = sv.LanguageModel.load("bundled", length=12, suffix=" It is", dtype=dtype)
+    model = sv.load("bundled", dtype=dtype).target(max_tokens=12, suffix=" It is")
     levels = sv.Rng(1, 16).uniform(12)
     redrawn = redraw(bind(model), torch.full((16, 12), 300), 0, 12, levels)
     energy = bind(model).evaluate(redrawn.tokens, "none").energy
@@ -99,7 +99,7 @@ class CountRows:
 
 def test_ancestral_texts_are_decoded_once_each() -> None:
     """64 texts are 64 rows: what they were drawn with is their score, too."""
-    model = sv.LanguageModel.load("bundled", length=4)
+    model = sv.load("bundled").target(max_tokens=4)
     counted = CountRows(model.model)
     texts = [text for batch in TextRun(model, plan_texts(model, "ancestral"), seed=0).draw(64) for text in batch.texts]
     assert len(texts) == 64
@@ -107,7 +107,7 @@ def test_ancestral_texts_are_decoded_once_each() -> None:
 
 
 def test_fudge_reads_each_text_once() -> None:
-    model = sv.LanguageModel.load("bundled", length=6)
+    model = sv.load("bundled").target(max_tokens=6)
     places = 0
 
     def count(module: Any, arguments: Any, named: dict[str, Any]) -> None:
@@ -115,7 +115,7 @@ def test_fudge_reads_each_text_once() -> None:
         places += named["input_ids"].numel()
 
     model.model.base_model.register_forward_pre_hook(count, with_kwargs=True)
-    sv.sample(model, sv.Fudge(lambda prefixes: torch.zeros(len(prefixes)), candidates=5), chains=8, draws=1, seed=0)
+    sv.sample(model, sv.baselines.Fudge(lambda prefixes: torch.zeros(len(prefixes)), candidates=5), chains=8, draws=1, seed=0)
     assert places == 8 * 6  # the beginning of the text, and five of the six drawn tokens
 
 

@@ -18,7 +18,7 @@ from structured_voronoi.samplers import svs
 CYCLES: dict[str, Any] = {
     "pncg, gibbs with gradients": sv.Cycle(sv.PNCG(step_size=2.0), sv.GibbsWithGradients()),
     "svs open, pncg": sv.Cycle(sv.SVS(scale=0.6), sv.PNCG(step_size=2.0)),
-    "langevin metropolis, pncg": sv.Cycle(sv.Langevin(step_size=0.5, metropolis=True), sv.PNCG(step_size=2.0)),
+    "langevin metropolis, pncg": sv.Cycle(sv.baselines.Langevin(step_size=0.5, metropolis=True), sv.PNCG(step_size=2.0)),
     "svs closed, pncg": sv.Cycle(sv.SVS(scale=0.6, walls="closed"), sv.PNCG(step_size=2.0)),
 }
 SAMPLERS = ALL_SAMPLERS | CYCLES

@@ -12,7 +12,7 @@ import structured_voronoi as sv
 from helpers import PROPERTY
 from structured_voronoi.core.streams import Rng
 from structured_voronoi.geometry.cells import Cells, cells_of
-from structured_voronoi.geometry.crossings import Crossing, Cursor, fresh_cursor, next_on_circle, next_on_line
+from structured_voronoi.geometry.crossings import Crossing, Cursor, initial_cursor, next_on_circle, next_on_line
 
 GRID = 4001
 TURNS = 9.0
@@ -80,7 +80,7 @@ def brute_force(cells: Cells, here: Tensor, path: Callable[[Tensor], Tensor], li
 
 def all_on_circle(paths: Paths, inward: bool) -> list[list[Event]]:
     """Every crossing of each chain, by following the cursor as travel does when gates are passed."""
-    cursor = fresh_cursor(len(paths.here), paths.x)
+    cursor = initial_cursor(len(paths.here), paths.x)
     events: list[list[Event]] = [[] for _ in paths.here]
     while (hit := paths.next_on_circle(cursor, inward)).time.isfinite().any():
         for chain in hit.time.isfinite().nonzero().flatten().tolist():
@@ -141,8 +141,8 @@ def test_lines_meet_first_the_wall_that_brute_force_finds(seed: int, tokens: int
 
 def test_nothing_is_met_beyond_the_limit() -> None:
     paths = Paths(seed=3, tokens=8, length=2, dimensions=3)
-    first = paths.next_on_circle(fresh_cursor(6, paths.x), inward=True).time.min()
-    assert paths.next_on_circle(fresh_cursor(6, paths.x), inward=True, limit=float(first) * 0.99).time.isinf().all()
+    first = paths.next_on_circle(initial_cursor(6, paths.x), inward=True).time.min()
+    assert paths.next_on_circle(initial_cursor(6, paths.x), inward=True, limit=float(first) * 0.99).time.isinf().all()
     first = paths.next_on_line().time.min()
     assert paths.next_on_line(limit=float(first) * 0.99).time.isinf().all()
 
@@ -151,7 +151,7 @@ def test_nothing_is_met_beyond_the_limit() -> None:
 def test_chunks_do_not_change_the_crossings(memory: int) -> None:
     """Rows and columns one by one, or a few at a time, meet the walls of one pass; times differ by rounding only."""
     whole, parts = (Paths(5, tokens=30, length=2, dimensions=4, chains=13, memory=m) for m in (2**28, memory))
-    cursor = fresh_cursor(13, whole.x)
+    cursor = initial_cursor(13, whole.x)
     for one, other in (
         (whole.next_on_circle(cursor, True), parts.next_on_circle(cursor, True)),
         (whole.next_on_circle(cursor, False), parts.next_on_circle(cursor, False)),

@@ -12,7 +12,8 @@ PROGRAM = """
 import sys
 import torch
 from structured_voronoi.geometry.cells import cells_of
-from structured_voronoi.geometry.motion import CLOSED, Journey, Particle, Rotation, travel
+from structured_voronoi.geometry.motion import Trajectory, simulate
+from structured_voronoi.geometry.flows import CLOSED_WALLS, Particle, Rotation
 
 torch.set_num_threads(1)
 
@@ -27,7 +28,7 @@ cell = torch.randint(200_000, (16, 8), generator=generator)
 x, r = cells.points(cell), torch.randn(16, 8, 8, generator=generator)
 before = peak()
 start = Particle(cell, x, r, torch.zeros(16), x)
-travel(Journey(cells, start, torch.full((16,), 0.5), Rotation(0.1), CLOSED, None, max_events=3))
+simulate(Trajectory(cells, start, torch.full((16,), 0.5), Rotation(0.1), CLOSED_WALLS, None, max_events=3))
 print(peak() - before)
 """
 

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import structured_voronoi as sv
-from helpers import PROPERTY, boxed_target, energy_error, journey, outside, round_trip_failures, svs_of
+from helpers import PROPERTY, boxed_target, energy_error, trajectory, outside, round_trip_failures, svs_of
 from structured_voronoi.geometry import motion
-from structured_voronoi.geometry.motion import Journey, Particle, legs, travel
+from structured_voronoi.geometry.flows import Particle
+from structured_voronoi.geometry.motion import Trajectory, simulate
+from structured_voronoi.geometry.segments import segments
 from structured_voronoi.verify.twins import DividedBySquare, OutwardOnly
 
 KINDS = ["open", "closed", "uniform"]
@@ -38,31 +40,31 @@ def settled_once() -> Iterator[None]:
 )
 def test_energy_is_kept(kind: str, seed: int, tokens: int, length: int, dimensions: int, scale: float) -> None:
     target = boxed_target(seed, tokens, length, dimensions, field_sd=0.5)
-    assert energy_error(journey(svs_of(kind, scale, turn=2.0), target, seed, chains=30)) < 1e-9
+    assert energy_error(trajectory(svs_of(kind, scale, turn=2.0), target, seed, chains=30)) < 1e-9
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(4))
 def test_energy_is_kept_in_single_precision(kind: str, seed: int) -> None:
-    assert energy_error(journey(svs_of(kind), boxed_target(seed, dtype=torch.float32), seed)) < 1e-5
+    assert energy_error(trajectory(svs_of(kind), boxed_target(seed, dtype=torch.float32), seed)) < 1e-5
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("scale", "field_sd"), SETTINGS)
 def test_the_way_back_is_the_way_out(kind: str, scale: float, field_sd: float) -> None:
-    there = journey(svs_of(kind, scale), boxed_target(1, field_sd=field_sd), seed=2, chains=500)
+    there = trajectory(svs_of(kind, scale), boxed_target(1, field_sd=field_sd), seed=2, chains=500)
     assert round_trip_failures(there, tolerance=1e-9) == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_way_back_is_the_way_out_in_single_precision(kind: str) -> None:
-    there = journey(svs_of(kind), boxed_target(1, dtype=torch.float32), seed=2, chains=4000)
+    there = trajectory(svs_of(kind), boxed_target(1, dtype=torch.float32), seed=2, chains=4000)
     assert round_trip_failures(there, tolerance=1e-2) <= 1e-3
 
 
 @pytest.mark.parametrize(("scale", "field_sd"), SETTINGS)
 def test_gates_that_work_outward_only_are_caught(scale: float, field_sd: float) -> None:
-    there = journey(OutwardOnly(scale), boxed_target(1, field_sd=field_sd), seed=2, chains=500)
+    there = trajectory(OutwardOnly(scale), boxed_target(1, field_sd=field_sd), seed=2, chains=500)
     assert round_trip_failures(there, tolerance=1e-9) > 0.005
 
 
@@ -70,7 +72,7 @@ def test_gates_that_work_outward_only_are_caught(scale: float, field_sd: float) 
 @pytest.mark.parametrize(("scale", "field_sd"), SETTINGS)
 def test_refraction_as_printed_is_caught(kind: str, scale: float, field_sd: float) -> None:
     twin = svs_of(kind, scale, of=DividedBySquare)
-    there = journey(twin, boxed_target(1, field_sd=field_sd), seed=2, chains=500)
+    there = trajectory(twin, boxed_target(1, field_sd=field_sd), seed=2, chains=500)
     assert round_trip_failures(there, tolerance=1e-9) > 0.5
 
 
@@ -87,7 +89,7 @@ def test_the_round_trips_that_users_can_take_tell_right_from_wrong() -> None:
     assert sv.verify.round_trip(OutwardOnly(0.6), target, chains=500, seed=2).failures(1e-9) > 0.005
 
 
-def volume_failures(there: Journey, tolerance: float = 1e-3, nudge: float = 1e-6) -> float:
+def volume_failures(there: Trajectory, tolerance: float = 1e-3, nudge: float = 1e-6) -> float:
     """The share of swapping trajectories around which (x, r) -> (x', r') does not keep the volume.
 
     |det J| is taken by central differences. Where the nudged trajectories do not all meet the same number of walls
@@ -102,7 +104,7 @@ def volume_failures(there: Journey, tolerance: float = 1e-3, nudge: float = 1e-6
         x=start.x + nudges[:, : n * k].reshape(-1, n, k).repeat(chains, 1, 1),
         r=start.r + nudges[:, n * k :].reshape(-1, n, k).repeat(chains, 1, 1),
     )
-    end, tally, _ = travel(there._replace(start=start, duration=there.duration[rows]))
+    end, tally, _ = simulate(there._replace(start=start, duration=there.duration[rows]))
     flat = torch.cat([end.x.flatten(1), end.r.flatten(1)], dim=-1).view(chains, 2, size, size)
     determinant = torch.linalg.det((flat[:, 0] - flat[:, 1]) / (2 * nudge)).abs()
 
@@ -119,7 +121,7 @@ def volume_failures(there: Journey, tolerance: float = 1e-3, nudge: float = 1e-6
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("scale", [0.6, 1.5])
 def test_volume_is_preserved(kind: str, scale: float) -> None:
-    there = journey(svs_of(kind, scale), boxed_target(4, dimensions=2), seed=5, chains=150)
+    there = trajectory(svs_of(kind, scale), boxed_target(4, dimensions=2), seed=5, chains=150)
     assert volume_failures(there) == 0
 
 
@@ -127,14 +129,14 @@ def test_volume_is_preserved(kind: str, scale: float) -> None:
 @pytest.mark.parametrize("scale", [0.6, 1.5])
 def test_refraction_as_printed_does_not_preserve_volume(kind: str, scale: float) -> None:
     twin = svs_of(kind, scale, of=DividedBySquare)
-    there = journey(twin, boxed_target(4, dimensions=2), seed=5, chains=150)
+    there = trajectory(twin, boxed_target(4, dimensions=2), seed=5, chains=150)
     assert volume_failures(there) > 0.5
 
 
 @PROPERTY
 @given(seed=st.integers(0, 10**6), tokens=st.integers(2, 30), dimensions=st.integers(1, 5))
 def test_the_cell_of_a_point_is_its_nearest_embedding(seed: int, tokens: int, dimensions: int) -> None:
-    there = journey(svs_of("open"), boxed_target(seed, tokens, 1, dimensions), seed, chains=50)
+    there = trajectory(svs_of("open"), boxed_target(seed, tokens, 1, dimensions), seed, chains=50)
     x, table = there.start.x, there.cells.table
     assert torch.equal(there.cells.nearest(x), torch.cdist(x[:, 0], table).argmin(-1, keepdim=True))
 
@@ -143,9 +145,9 @@ def test_the_cell_of_a_point_is_its_nearest_embedding(seed: int, tokens: int, di
 @PROPERTY
 @given(seed=st.integers(0, 10**6), tokens=st.integers(2, 8), dimensions=st.integers(1, 4))
 def test_points_stay_in_the_cells_of_their_tokens(kind: str, seed: int, tokens: int, dimensions: int) -> None:
-    there = journey(svs_of(kind, turn=2.0), boxed_target(seed, tokens, 2, dimensions), seed, chains=50)
+    there = trajectory(svs_of(kind, turn=2.0), boxed_target(seed, tokens, 2, dimensions), seed, chains=50)
     assert outside(there.cells, there.start) < 1e-9
-    end, *_ = travel(there)
+    end, *_ = simulate(there)
     assert outside(there.cells, end) < 1e-9
     if kind == "uniform":
         assert ((end.x >= there.flow.low - 1e-9) & (end.x <= there.flow.high + 1e-9)).all()
@@ -155,9 +157,9 @@ def test_points_stay_in_the_cells_of_their_tokens(kind: str, seed: int, tokens: 
 @PROPERTY
 @given(seed=st.integers(0, 10**6), tokens=st.integers(2, 8), length=st.integers(1, 3))
 def test_legs_tell_where_a_trajectory_goes(kind: str, seed: int, tokens: int, length: int) -> None:
-    """They join without a gap, keep the energy, end where `travel` does, and meet as many walls of each kind."""
-    there = journey(svs_of(kind, turn=2.0), boxed_target(seed, tokens, length, 2, field_sd=0.5), seed, chains=1)
-    told, (end, tally, _) = list(legs(there)), travel(there)
+    """They join without a gap, keep the energy, end where `simulate` does, and meet as many walls of each kind."""
+    there = trajectory(svs_of(kind, turn=2.0), boxed_target(seed, tokens, length, 2, field_sd=0.5), seed, chains=1)
+    told, (end, tally, _) = list(segments(there)), simulate(there)
     assert torch.stack([there.energy(leg.begin) for leg in told]).std(correction=0) < 1e-9
     for leg, following in zip(told, [*(leg.begin for leg in told[1:]), end], strict=True):
         reached, _ = there.flow.advance(leg.begin, torch.tensor([leg.time], dtype=torch.float64))

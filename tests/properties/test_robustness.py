@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 import structured_voronoi as sv
-from helpers import boxed_target, energy_error, journey, outside, round_trip_failures, svs_of, with_embeddings
+from helpers import boxed_target, energy_error, trajectory, outside, round_trip_failures, svs_of, with_embeddings
 from structured_voronoi.core.errors import SamplingError
 from structured_voronoi.core.streams import Rng
 from structured_voronoi.geometry.cells import cells_of
-from structured_voronoi.geometry.motion import travel
+from structured_voronoi.geometry.motion import simulate
 from structured_voronoi.targets.categorical import toy
 
 KINDS = ["open", "closed", "uniform"]
@@ -25,11 +25,11 @@ def lattice(side: int = 3) -> Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 def test_zero_momentum(kind: str) -> None:
     """Circles then begin at their outermost point; lines do not move at all."""
-    there = journey(svs_of(kind), boxed_target(1), seed=1)
+    there = trajectory(svs_of(kind), boxed_target(1), seed=1)
     there = there._replace(start=there.start._replace(r=torch.zeros_like(there.start.r)))
     assert energy_error(there) < 1e-9
     if kind == "uniform":
-        end, tally, _ = travel(there)
+        end, tally, _ = simulate(there)
         assert torch.equal(end.x, there.start.x)
         assert tally.events.sum() == tally.reflections.sum() == 0
 
@@ -38,14 +38,14 @@ def test_zero_momentum(kind: str) -> None:
 def test_parallel_walls(kind: str) -> None:
     """Collinear embeddings in the plane: no two walls ever meet."""
     line = torch.linspace(-1, 1, 5, dtype=torch.float64)[:, None] * torch.tensor([[1.0, 0.5]], dtype=torch.float64)
-    there = journey(svs_of(kind), with_embeddings(line, length=2), seed=1)
+    there = trajectory(svs_of(kind), with_embeddings(line, length=2), seed=1)
     assert energy_error(there) < 1e-9
     assert round_trip_failures(there, tolerance=1e-9) == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_dimension(kind: str) -> None:
-    there = journey(svs_of(kind), boxed_target(3, dimensions=1), seed=1)
+    there = trajectory(svs_of(kind), boxed_target(3, dimensions=1), seed=1)
     assert energy_error(there) < 1e-9
     assert round_trip_failures(there, tolerance=1e-9) == 0
 
@@ -54,7 +54,7 @@ def test_one_dimension(kind: str) -> None:
 @pytest.mark.parametrize("place", [(0.5, 0.0), (0.5, 0.5)], ids=["on a wall", "on a corner"])
 def test_starting_exactly_on_walls(kind: str, place: tuple[float, float]) -> None:
     """From x where two or four cells touch, in any of them, in any direction."""
-    there = journey(svs_of(kind), with_embeddings(lattice()), seed=2, chains=400)
+    there = trajectory(svs_of(kind), with_embeddings(lattice()), seed=2, chains=400)
     x = torch.tensor(place, dtype=torch.float64) - there.cells.origin
     gaps = (x - there.cells.table).norm(dim=-1)
     touching = (gaps < gaps.min() + 1e-9).nonzero().flatten()
@@ -67,20 +67,20 @@ def test_starting_exactly_on_walls(kind: str, place: tuple[float, float]) -> Non
     )
     assert energy_error(there) < 1e-9
     if kind != "open":
-        end, *_ = travel(there)
+        end, *_ = simulate(there)
         assert outside(there.cells, end) < 1e-9
 
 
 @pytest.mark.parametrize("towards", [1.0, -1.0], ids=["a corner of the box", "a corner of the cells"])
 def test_two_walls_at_once(towards: float) -> None:
     """On the diagonal of the toy both coordinates meet their walls at the same moment."""
-    there = journey(svs_of("uniform"), toy(), seed=0, chains=8)
+    there = trajectory(svs_of("uniform"), toy(), seed=0, chains=8)
     cell = torch.zeros(8, 1, dtype=torch.int64)
     x = there.cells.table[0].expand(8, 1, 2).clone()
     r = towards * torch.arange(1, 9, dtype=torch.float64)[:, None, None].expand(8, 1, 2)
     start = there.start._replace(cell=cell, x=x, r=r.clone(), potential=there.evaluate(cell).potential)
     there = there._replace(start=start, duration=torch.full((8,), 3.0, dtype=torch.float64))
-    end, tally, _ = travel(there)
+    end, tally, _ = simulate(there)
     assert not tally.abandoned.any()
     assert energy_error(there) < 1e-9
     assert outside(there.cells, end) < 1e-9
@@ -90,7 +90,7 @@ def test_two_walls_at_once(towards: float) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_single_precision_far_from_the_origin(kind: str) -> None:
     target = boxed_target(1, dtype=torch.float32, mean=100.0)
-    there = journey(svs_of(kind), target, seed=1, chains=2000)
+    there = trajectory(svs_of(kind), target, seed=1, chains=2000)
     assert energy_error(there) < 1e-5
     assert round_trip_failures(there, tolerance=1e-2) <= 1e-3
 
@@ -98,7 +98,7 @@ def test_single_precision_far_from_the_origin(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["open", "closed"])
 def test_longer_than_a_full_turn(kind: str) -> None:
     """Every wall is then met again at a whole turn's distance."""
-    there = journey(svs_of(kind, scale=0.4, turn=6.0), boxed_target(1), seed=1)
+    there = trajectory(svs_of(kind, scale=0.4, turn=6.0), boxed_target(1), seed=1)
     assert there.duration.max() > 2 * torch.pi
     assert energy_error(there) < 1e-9
     assert round_trip_failures(there, tolerance=1e-7) == 0
@@ -134,7 +134,7 @@ STEERED = {
     "svs": sv.SVS(scale=0.8),
     "pncg": sv.PNCG(step_size=4.0),
     "gibbs with gradients": sv.GibbsWithGradients(),
-    "mucola": sv.MuCoLa(step_size=2.0),
+    "mucola": sv.baselines.MuCoLa(step_size=2.0),
 }
 
 
@@ -157,9 +157,9 @@ IMPOSSIBLE_SAMPLERS = {
     "closed": sv.SVS(scale=0.8, walls="closed"),
     "uniform": sv.SVS(base="uniform", walls="closed", length=1.5),
     "paper": sv.SVS.paper(step_size=0.5, discontinuity_step=0.2),
-    "hmc": sv.HMC(step_size=1.0),
-    "langevin": sv.Langevin(step_size=1.0),
-    "mucola": sv.MuCoLa(step_size=2.0),
+    "hmc": sv.baselines.HMC(step_size=1.0),
+    "langevin": sv.baselines.Langevin(step_size=1.0),
+    "mucola": sv.baselines.MuCoLa(step_size=2.0),
     "pncg": sv.PNCG(step_size=4.0),
     "gibbs with gradients": sv.GibbsWithGradients(),
 }

@@ -18,18 +18,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from structured_voronoi.baselines.langevin import decayed
-from structured_voronoi.core.contracts import Info, Redrawn, Start, Target, blank_info
+from structured_voronoi.core.contracts import Redrawn, Start, Target
 from structured_voronoi.core.errors import SamplingError
+from structured_voronoi.core.info import Info, blank_info
 from structured_voronoi.core.streams import Rng, block_rows, in_blocks, widened
 from structured_voronoi.core.validation import check_count, check_positive
-from structured_voronoi.problem.drawing import (
-    ancestral_draw,
-    check_autoregressive,
-    forgettable_start,
-    read_softly,
-    redraw_by,
-)
+from structured_voronoi.problem.drawing import ancestral_draw, check_autoregressive, read_softly, redraw_by
 from structured_voronoi.problem.problem import Problem, bind
+from structured_voronoi.problem.starts import placeholder_start
 
 LOWEST = -30.0
 """The least logit to begin with: a token that is impossible at first may become possible."""
@@ -74,7 +70,7 @@ class COLD:
                 f"{problem.name} has none",
                 remedy="use another sampler",
             )
-        return State(forgettable_start(problem, rng, start))
+        return State(placeholder_start(problem, rng, start))
 
     def step(self, target: Target | Problem, rng: Rng, state: State) -> tuple[State, Info]:
         """One text a chain, from a text of the model's; ``evaluations`` counts both of these and the dynamics."""

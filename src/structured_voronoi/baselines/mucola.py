@@ -1,29 +1,33 @@
-"""MuCoLa (Kumar, Paria, Tsvetkov 2022; the paper's algorithm "MuCoLa"): Langevin steps projected to embeddings.
+"""MuCoLa: Langevin steps that are projected to embeddings.
 
-V' = Proj(V + ε r) with r ~ N(0, I) - (ε/2) ∇U(V). The projection is neither reversible nor volume-preserving, so
-the draws are biased by design, also with the Metropolis criterion exp(H - H') that the paper adds on the toy; only
-where all proposals are symmetric (the toy, the hypercube) is it exact.
+Kumar, Paria and Tsvetkov (2022); the algorithm "MuCoLa" of Amini et al. (2023): V' = Proj(V + ε r) with
+r ~ N(0, I) - (ε/2) ∇U(V). The projection is neither reversible nor volume-preserving, so the draws are biased, even
+with the Metropolis criterion exp(H - H') of the paper's toy experiment. That is exact only where all proposals are
+symmetric (the toy, the hypercube).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from structured_voronoi.baselines.langevin import decayed
-from structured_voronoi.core.contracts import Info, Start, Synchronised, Target, blank_info
+from structured_voronoi.baselines.voronoi_measure import kinetic
+from structured_voronoi.core.contracts import Guidance, Start, Synchronised, Target
+from structured_voronoi.core.info import Info
 from structured_voronoi.core.streams import Rng
 from structured_voronoi.core.validation import check_count, check_positive
-from structured_voronoi.problem.drawing import find_start
 from structured_voronoi.problem.problem import Evaluation, Problem, bind
-from structured_voronoi.samplers.voronoi_measure import kinetic
+from structured_voronoi.samplers.token_metropolis import TokenMetropolis
 
 
 class State(NamedTuple):
+    """The tokens with their energy and gradient, and the number of steps, on which the step size depends."""
+
     tokens: Int[Tensor, "chain n"]
     energy: Float[Tensor, " chain"]
     gradient: Float[Tensor, "chain n d"]
@@ -31,38 +35,46 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MuCoLa:
-    """Settings of MuCoLa."""
+class MuCoLa(TokenMetropolis):
+    """MuCoLa. Not exact.
+
+    Parameters
+    ----------
+    step_size
+        ε at the first step.
+    final_step_size
+        ε after ``decay_steps`` steps of exponential decay; None: no decay.
+    decay_steps
+        Steps until the final step size.
+    metropolis
+        Accept with probability min(1, exp(H - H')).
+
+    Examples
+    --------
+    >>> import structured_voronoi as sv
+    >>> draws = sv.sample(sv.PottsTarget(side=2), sv.baselines.MuCoLa(1.0), chains=4, draws=10, progress=False)
+    >>> draws["posterior"]["tokens"].shape
+    (4, 10, 4)
+    """
 
     step_size: float
-    """ε at the first step"""
     final_step_size: float | None = 0.05
     decay_steps: int = 500
     metropolis: bool = False
+
+    exact: ClassVar[bool] = False
+    guidance: ClassVar[Guidance] = "full"  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         check_positive(step_size=self.step_size, final_step_size=self.final_step_size)
         check_count(decay_steps=self.decay_steps)
 
     def init(self, target: Target | Problem, rng: Rng, start: Start) -> State:
-        tokens, first = find_start(bind(target), rng, start, "full")
-        return State(tokens, first.energy, first.field, 0)
-
-    def synchronise(
-        self,
-        target: Target | Problem,
-        rng: Rng,
-        state: State,
-        tokens: Int[Tensor, "chain n"],
-        energy: Float[Tensor, " chain"],
-    ) -> Synchronised:
-        """The state after another sampler has moved the tokens."""
-        problem, moved = bind(target), (tokens != state.tokens).any(-1)
-        gradient = problem.evaluate_where(moved, tokens, Evaluation(state.energy, state.gradient), "full").field
-        new = State(tokens, energy.clone(), gradient, state.steps)
-        return Synchronised(new, moved.long(), moved.long() * problem.steers("full"))
+        """The first state."""
+        return State(*super().init(target, rng, start), 0)
 
     def step(self, target: Target | Problem, rng: Rng, state: State) -> tuple[State, Info]:
+        """One projected Langevin step."""
         step_size = decayed(self.step_size, self.final_step_size, self.decay_steps, state.steps)
         problem = bind(target)
         cells = problem.cells()
@@ -73,24 +85,17 @@ class MuCoLa:
         r = r + step_size / 2 * state.gradient
         projected = cells.nearest(cells.points(cell) + step_size * r, cell)
 
-        moved = (projected != cell).any(-1)
-        tokens = cells.tokens[projected]
-        proposal = problem.evaluate_where(moved, tokens, Evaluation(state.energy, state.gradient), "full")
-        accepted = proposal.possible
-        if self.metropolis:
-            after = proposal.energy + kinetic(r + step_size / 2 * proposal.field)
-            accepted = accepted & (level.log() < before - after)
-        new = State(
-            torch.where(accepted[:, None], tokens, state.tokens),
-            torch.where(accepted, proposal.energy, state.energy),
-            torch.where(accepted[:, None, None], proposal.field, state.gradient),
-            state.steps + 1,
-        )
-        info = blank_info(new.energy)._replace(
-            evaluations=moved.long(),
-            gradients=moved.long() * problem.steers("full"),
-            events=moved.long(),
-            swaps=(new.tokens != state.tokens).sum(-1),
-            nonfinite=(~proposal.possible).long(),
-        )
-        return new, info
+        def log_ratio(proposal: Evaluation) -> Tensor:
+            if not self.metropolis:
+                return torch.full_like(before, torch.inf)
+            return before - (proposal.energy + kinetic(r + step_size / 2 * proposal.field))
+
+        new, info = self.accept(problem, state, projected, log_ratio, level)
+        return State(*new, state.steps + 1), info
+
+    def synchronise(
+        self, target: Target | Problem, rng: Rng, state: Any, tokens: Tensor, energy: Tensor
+    ) -> Synchronised:
+        """The state after another sampler has moved the tokens."""
+        found = super().synchronise(target, rng, state, tokens, energy)
+        return found._replace(state=State(*found.state, state.steps))

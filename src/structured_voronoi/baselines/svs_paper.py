@@ -1,51 +1,71 @@
 """The paper's own algorithms: Structured Voronoi Sampling, Find Discontinuity and RefractReflect.
 
-One leapfrog step whose drift looks for discontinuities on a grid of fractions α of the step. Corrected only where
-docs/deviations.md says so: refraction divides by ‖r⊥‖, r ~ N(0, I), one potential in H and at walls, the momentum
-is handed back, the drift ends at τ = 1, the box reflects. The grid itself, which misses and reorders crossings and
-ignores walls with ΔU = 0, is kept. Without Metropolis the bias of the grid goes uncorrected, as in the paper's runs
-on text.
+Amini, Du and Cotterell (2023). One leapfrog step, whose drift looks for discontinuities on a grid of fractions α of the
+step. It is corrected only where docs/deviations.md says so: refraction divides by ‖r⊥‖, r ~ N(0, I), one potential in H
+and at walls, the momentum is returned, the drift ends at τ = 1, and the box reflects. The grid, which misses and
+reorders crossings and ignores walls with ΔU = 0, is kept. Without Metropolis, as in the paper's runs on text, its bias
+is not corrected.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.core.contracts import Info, Target
-from structured_voronoi.core.streams import Rng
-from structured_voronoi.core.validation import check_choice, check_count, check_positive
-from structured_voronoi.geometry.motion import refracted
-from structured_voronoi.problem.problem import Problem
-from structured_voronoi.samplers.voronoi_measure import (
+from structured_voronoi.baselines.voronoi_measure import (
     Base,
     OnVoronoiMeasure,
     Point,
     State,
     VoronoiMeasure,
+    accept,
     choose_point,
-    finish,
     kinetic,
-    no_events,
 )
+from structured_voronoi.core.contracts import Target
+from structured_voronoi.core.info import Info, blank_info
+from structured_voronoi.core.streams import Rng
+from structured_voronoi.core.validation import check_choice, check_count, check_positive
+from structured_voronoi.geometry.flows import refracted
+from structured_voronoi.problem.problem import Problem
 
 
 @dataclass(frozen=True)
 class PaperSVS(OnVoronoiMeasure):
-    """Settings of the paper's algorithm; made by `SVS.paper`."""
+    """The paper's algorithm; `SVS.paper` constructs it. Not exact.
+
+    Parameters
+    ----------
+    step_size
+        ε, the size of the leapfrog step.
+    discontinuity_step
+        α, the fraction of a step at which discontinuities are looked for.
+    metropolis
+        Accept or reject each step.
+    base
+        ``"gaussian"``, or ``"uniform"`` inside the target's ``box``.
+    max_events
+        A drift with more rounds than this, beyond its 1/α fractions, is rejected.
+
+    Examples
+    --------
+    >>> import structured_voronoi as sv
+    >>> draws = sv.sample(sv.PottsTarget(side=2), sv.SVS.paper(0.5, 0.2), chains=4, draws=10, progress=False)
+    >>> draws["posterior"]["tokens"].shape
+    (4, 10, 4)
+    """
 
     step_size: float
-    """ε"""
     discontinuity_step: float
-    """α"""
     metropolis: bool = True
     base: Base = "gaussian"
     max_events: int = 1000
-    """More rounds than this in one drift, beyond its 1/α fractions, and the step is rejected."""
+
+    exact: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_positive(step_size=self.step_size, discontinuity_step=self.discontinuity_step)
@@ -54,31 +74,24 @@ class PaperSVS(OnVoronoiMeasure):
 
     def step(self, target: Target | Problem, rng: Rng, state: State) -> tuple[State, Info]:
         """Algorithm "Structured Voronoi Sampling"."""
-        measure, info = state.measure, no_events(state)
+        measure, info = state.measure, blank_info(state.energy)
         r = rng.normal(*state.point.x.shape[1:]).to(state.point.x)  # line 1, with N(0, I)
         before = state.point.potential + kinetic(r)  # line 2
         r = r + self.step_size / 2 * measure.force(state.point)  # line 3
-        drifted, info = find_discontinuities(
+        point, r, info = find_discontinuities(
             measure, state.point, r, self.step_size, self.discontinuity_step, self.max_events, info
         )  # line 4
-        r = drifted.r + self.step_size / 2 * measure.force(drifted.point)  # line 5
-        after = drifted.point.potential + kinetic(r)  # line 6
+        r = r + self.step_size / 2 * measure.force(point)  # line 5
+        after = point.potential + kinetic(r)  # line 6
         ratio = before - after if self.metropolis else torch.full_like(before, torch.inf)
         ratio = torch.where(info.diverging, -torch.inf, ratio)
-        return finish(state, drifted.point, ratio, rng, info)  # lines 7-11
-
-
-class Drift(NamedTuple):
-    """The end of a drift: the point and the momentum."""
-
-    point: Point
-    r: Float[Tensor, "chain n d"]
+        return accept(state, point, ratio, rng, info)  # lines 7-11
 
 
 def find_discontinuities(
     measure: VoronoiMeasure, point: Point, r: Tensor, step_size: float, alpha: float, max_events: int, info: Info
-) -> tuple[Drift, Info]:
-    """Algorithm "Find Discontinuity": fractions α of the step, each looked at from its two ends only."""
+) -> tuple[Point, Tensor, Info]:
+    """Algorithm "Find Discontinuity": the cells at both ends of each fraction α of the step are compared."""
     reflections, diverging = info.reflections.clone(), info.diverging.clone()
     done = point.x.new_zeros(len(point.x))  # τ
     low, high = measure.bounds
@@ -96,14 +109,14 @@ def find_discontinuities(
         neighbour = point.cell.clone()
         rows = changed.nonzero().squeeze(-1)
         neighbour[rows, first[rows]] = there[rows, first[rows]]
-        # the point goes to the boundary, or to the end of the fraction where there is none
+        # to the boundary, or to the end of the fraction if there is none
         fraction = torch.where(changed, when.clamp(min=0).minimum(fraction), fraction)
         x = (point.x + fraction[:, None, None] * step_size * r).clamp(low, high)
         here, _ = measure.within(x, point.cell, point, info)
         beyond, info = measure.within(x, neighbour, here, info)
         jump = beyond.potential - here.potential  # line 5
         swapped, r_new = refract_reflect(measure, r, point.cell, neighbour, first, jump)  # line 13
-        crossing = changed & (jump != 0)  # a wall with ΔU = 0 is not noticed
+        crossing = changed & (jump != 0)  # a wall with ΔU = 0 is ignored
         entered = changed & (swapped | (jump == 0))
         bounced = at_box & ~changed
         reflections = reflections + (crossing & ~swapped).long() + bounced.long()
@@ -113,11 +126,11 @@ def find_discontinuities(
         done = done + fraction
         if rounds >= max_events + 1 / alpha:
             diverging = diverging | active
-    return Drift(point, r), info._replace(reflections=reflections, diverging=diverging)
+    return point, r, info._replace(reflections=reflections, diverging=diverging)
 
 
 def _relabel(measure: VoronoiMeasure, point: Point, active: Tensor, info: Info) -> tuple[Point, Info]:
-    """The cell is m*(x) again where a crossing was missed; a point on a boundary keeps the side it has."""
+    """Set the cell to m*(x) if a crossing was missed; a point on a boundary keeps its cell."""
     cell = measure.cells.nearest(point.x, point.cell)
     gap = _distance(measure, point.x, point.cell) - _distance(measure, point.x, cell)
     tie = 1e3 * torch.finfo(point.x.dtype).eps * (1 + _distance(measure, point.x, point.cell))
@@ -137,7 +150,7 @@ def refract_reflect(
     position: Int[Tensor, " chain"],
     jump: Float[Tensor, " chain"],
 ) -> tuple[Tensor, Tensor]:
-    """Algorithm "RefractReflect" at the boundary of one position; returns which chains refracted, and the momenta."""
+    """Algorithm "RefractReflect" at the boundary of one position: the chains that refract, and the momenta."""
     chain = torch.arange(len(r), device=r.device)
     normal = measure.cells.table[neighbour[chain, position]] - measure.cells.table[cell[chain, position]]
     normal = normal / normal.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(r.dtype).tiny)
@@ -150,7 +163,7 @@ def refract_reflect(
 
 
 def _first_boundary(measure: VoronoiMeasure, point: Point, there: Tensor, velocity: Tensor) -> tuple[Tensor, Tensor]:
-    """ "FindB": the position whose bisector with the cell at the fraction's end comes first, and when."""
+    """Algorithm "FindB": the position that first crosses its bisector with the cell at the end, and the time."""
     here = measure.cells.points(point.cell)
     a = measure.cells.points(there) - here
     b = measure.cells.half_norm[there] - measure.cells.half_norm[point.cell]
@@ -161,7 +174,7 @@ def _first_boundary(measure: VoronoiMeasure, point: Point, there: Tensor, veloci
 
 
 def _time_to_box(x: Tensor, velocity: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """When the first side of the box is met, and which coordinates meet it."""
+    """The time at which the first side of the box is met, and the coordinates that meet it."""
     gap = torch.where(velocity > 0, high - x, x - low).clamp(min=0)
     time = torch.where(velocity == 0, torch.inf, gap / velocity.abs())
     first = time.flatten(1).amin(-1)

@@ -14,8 +14,9 @@ from torch import Tensor
 from structured_voronoi.core.streams import Rng, widest_dtype
 from structured_voronoi.lookahead.lookahead import Lookahead
 from structured_voronoi.lookahead.observing import Observed
-from structured_voronoi.problem.drawing import log_acceptance, log_bound, which_ended
+from structured_voronoi.problem.drawing import log_acceptance, log_bound
 from structured_voronoi.problem.problem import Problem
+from structured_voronoi.problem.starts import which_ended
 
 
 class Tries(NamedTuple):

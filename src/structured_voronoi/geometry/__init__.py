@@ -1,1 +1,1 @@
-"""Geometry on plain tensors: Voronoi cells, crossing times, motion between walls, cell masses."""
+"""Voronoi cells, crossing times, exact motion and cell masses, on plain tensors."""

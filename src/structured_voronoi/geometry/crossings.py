@@ -1,7 +1,8 @@
-"""When a moving point next meets a bisector: all positions and all tokens at once, exactly, in bounded memory.
+"""The time at which a moving point next crosses a bisector, for all positions and tokens at once.
 
 The bisector between the current token w and another token j is a·x = b with a = v_j - v_w and
-b = ½‖v_j‖² - ½‖v_w‖². A crossing is *outward* when the point leaves the side of w, else *inward*.
+b = ½‖v_j‖² - ½‖v_w‖². A crossing is *outward* if the point leaves the side of w, else *inward*. Each bisector has one
+root for each direction; the root (position, cell, direction) has a single integer index.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from structured_voronoi.core.streams import block_rows
 from structured_voronoi.geometry.cells import Cells, products
 
 FULL_TURN = 2 * math.pi
-NOWHERE = -1
+NO_ROOT = -1
 
 
 class Crossing(NamedTuple):
-    """The next crossing of every chain; ``time`` is infinite where there is none."""
+    """The next crossing of every chain; ``time`` is infinite if there is none."""
 
     time: Float[Tensor, " chain"]
     position: Int[Tensor, " chain"]
@@ -31,27 +32,27 @@ class Crossing(NamedTuple):
 
 
 def root_index(position: Tensor, cell: Tensor, outward: Tensor | int, m: int) -> Tensor:
-    """The index of a root (position, cell, branch)."""
+    """The index of a root."""
     return (position * m + cell) * 2 + outward
 
 
 class Cursor(NamedTuple):
-    """How far a chain has come along its present arc.
+    """The progress of a chain along its current arc, which begins where the momentum last changed.
 
-    Events of one arc are taken in the order of (time, index of the root). The times are always computed from the
-    arc's beginning, so they do not change on the way, and a wall once met is never met again through rounding.
+    Events of an arc are ordered by (time, index of the root). Times are always computed from the beginning of the arc,
+    so they are constant along it, and rounding never repeats a crossing.
     """
 
     time: Float[Tensor, " chain"]
     last: Int[Tensor, " chain"]
-    """The index of the root met last, at that time."""
+    """The index of the root crossed at that time."""
     barred: Int[Tensor, "chain 3"]
-    """The root at which the arc began; it lies at time 0 and is next met a full turn later."""
+    """The root (position, cell, outward) at which the arc began: its time is 0, its next one a full turn later."""
 
 
-def fresh_cursor(chains: int, like: Tensor) -> Cursor:
-    """The cursor of chains that have just set out, from no wall in particular."""
-    index = torch.full((chains,), NOWHERE, device=like.device)
+def initial_cursor(chains: int, like: Tensor) -> Cursor:
+    """The cursor of trajectories that begin inside a cell."""
+    index = torch.full((chains,), NO_ROOT, device=like.device)
     return Cursor(like.new_zeros(chains), index, index[:, None].expand(-1, 3).clone())
 
 
@@ -68,22 +69,23 @@ def next_on_circle(
 ) -> Crossing:
     """The next crossing, up to angle ``limit``, of x(θ) = centre + offset cos θ + velocity sin θ.
 
-    With A = a·offset, B = a·velocity, C = b - a·centre, R = √(A²+B²), φ = atan2(B, A) the bisector is met at
-    θ = φ ∓ arccos(C/R), minus outward, plus inward; never if |C| > R. Inward crossings count only if ``inward`` is set.
-    A point ``confined`` to its cell that rounding has put just outside while it moves outward meets its wall at once.
+    With A = a·offset, B = a·velocity, C = b - a·centre, R = √(A²+B²), φ = atan2(B, A), the bisector is crossed at
+    θ = φ ∓ arccos(C/R), minus outward, plus inward, and never if |C| > R (docs/method.md). Inward crossings are
+    reported only if ``inward`` is set. If rounding has moved a ``confined`` point out of its cell and it moves outward,
+    the crossing is at θ = 0.
     """
     best = _Earliest(here)
     for chains, columns in _chunks(cells, here, sides=3):
         a, b, c = _products(cells, here[chains], columns, offset[chains], velocity[chains], centre[chains])
         c = cells.half_norm[columns] - cells.half_norm[here[chains]][..., None] - c
         squared = a * a + b * b
-        # most bisectors are out of reach: only for the others is trigonometry needed
+        # most bisectors are out of reach, and only the others need trigonometry
         chain, position, column = _select_others(cells, c * c <= squared, here[chains], columns)
         chain, cell = chain + chains.start, column + columns.start
         a, b, c = _recompute(cells, here, chain, position, cell, offset, velocity, centre)
         phase, half_arc = _angle(a, b), torch.arccos((c / (a * a + b * b).sqrt()).clamp(-1, 1))
         leaving = phase - half_arc
-        if confined:  # moving outward (b > 0) the root lies in (-π, π), and before 0 only for a point that is outside
+        if confined:  # if moving outward (b > 0), the root lies in (-π, π), and before 0 only if the point is outside
             leaving = torch.where(b > 0, leaving.clamp(min=0), leaving + FULL_TURN)
         else:
             leaving = torch.remainder(leaving, FULL_TURN)
@@ -102,7 +104,7 @@ def next_on_line(
     velocity: Float[Tensor, "chain n k"],
     limit: Float[Tensor, " chain"],
 ) -> Crossing:
-    """The next outward crossing, up to time ``limit``, of x(t) = start + velocity t; at once if already outside."""
+    """The next outward crossing, up to time ``limit``, of x(t) = start + velocity t; at t = 0 if it is outside."""
     best = start.new_full((len(here),), torch.inf)
     index = torch.zeros_like(here[:, 0])
     for chains, columns in _chunks(cells, here, sides=2):
@@ -125,7 +127,7 @@ def next_on_line(
 def _recompute(
     cells: Cells, here: Tensor, chain: Tensor, position: Tensor, cell: Tensor, *sides: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A, B and C of a few bisectors from v_j - v_w itself: for close tokens differences of products lose digits."""
+    """A, B and C of the selected bisectors from v_j - v_w: differences of products lose digits for close tokens."""
     offset, velocity, centre = sides
     size = block_rows(6 * cells.table.shape[1] * cells.table.element_size(), cells.memory)
     parts = []
@@ -139,13 +141,13 @@ def _recompute(
 
 
 def _angle(a: Tensor, b: Tensor) -> Tensor:
-    """atan2(b, a); the last bits of torch.atan2 depend on where in the tensor an element stands."""
+    """atan2(b, a), without torch.atan2, whose last bits depend on the position of an element in the tensor."""
     return torch.atan(b / a) + torch.where(a < 0, torch.copysign(torch.full_like(b, math.pi), b), 0.0)
 
 
 def _chunks(cells: Cells, here: Tensor, sides: int) -> Iterator[tuple[slice, slice]]:
-    """Slices of chains and of columns whose temporaries stay within the memory bound."""
-    # bytes per chain and column at the worst, when every bisector is within reach: dense and gathered temporaries
+    """Slices of chains and columns whose temporary tensors fit into the memory bound."""
+    # dense and gathered tensors per chain and column if every bisector is within reach
     bytes_each = ((sides + 14) * cells.table.element_size() + 100) * here.shape[1]
     width = min(len(cells.table), block_rows(8 * bytes_each, cells.memory))
     height = block_rows(width * bytes_each, cells.memory)
@@ -156,7 +158,7 @@ def _chunks(cells: Cells, here: Tensor, sides: int) -> Iterator[tuple[slice, sli
 
 def _products(cells: Cells, here: Tensor, columns: slice, *sides: Tensor) -> list[Tensor]:
     """(v_j - v_w)·side for every position and every token j of the columns, w being the current token."""
-    rows = torch.stack(sides, dim=1)  # (chain, side, n, k), so that a chain's rows stay together
+    rows = torch.stack(sides, dim=1)  # (chain, side, n, k)
     chains, count, n, k = rows.shape
     table = cells.table[columns]
     with_all = products(rows.reshape(-1, k), table)
@@ -165,7 +167,7 @@ def _products(cells: Cells, here: Tensor, columns: slice, *sides: Tensor) -> lis
 
 
 def _select_others(cells: Cells, mask: Tensor, here: Tensor, columns: slice) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the mask holds for a token other than the current one (whose own products are rounding noise)."""
+    """Where the mask holds, except for the current token (its products are rounding noise) and the pinned cell."""
     chain, position, column = mask.nonzero(as_tuple=True)
     own, cell = here[chain, position], column + columns.start
     other = cell != own
@@ -184,11 +186,11 @@ def _in_order(
     cursor: Cursor,
     m: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The roots that still lie ahead of the cursor, each at the next time it is met."""
+    """The roots up to the limit, each at its next time after the cursor."""
     index = root_index(position, cell, outward, m)
     barred = cursor.barred[chain]
     is_barred = (barred[:, 0] == position) & (barred[:, 1] == cell) & (barred[:, 2] == outward)
-    # the arc began at this root, so its angle is 0 but for rounding; the next time it is met is a full turn later
+    # the arc began at this root: up to rounding its angle is 0, and its next crossing is a full turn later
     time = torch.where(is_barred, FULL_TURN, time)
     now = cursor.time[chain]
     time = time + FULL_TURN * torch.floor(now / FULL_TURN)
@@ -199,7 +201,7 @@ def _in_order(
 
 
 class _Earliest:
-    """The earliest root of each chain among all that are offered, the smallest index first among equals."""
+    """A running minimum: the earliest root of each chain, and among equal times the smallest index."""
 
     def __init__(self, here: Tensor) -> None:
         self.chains, self.device = len(here), here.device
@@ -216,7 +218,7 @@ class _Earliest:
         self.time = earliest
 
     def crossing(self, m: int) -> Crossing:
-        assert self.time is not None, "a target has at least two tokens, so at least one chunk was offered"
+        assert self.time is not None  # there are at least two cells, so at least one chunk
         return _crossing(self.time, self.index, m)
 
 

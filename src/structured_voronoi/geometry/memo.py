@@ -1,7 +1,7 @@
-"""A memo of the states that each chain has evaluated.
+"""A cache of the states that each chain evaluated last.
 
-The same gate is often met twice, outward and inward, and again by the next trajectory. Energy and centre are
-functions of the tokens, so a state that was evaluated a moment ago need not be evaluated again.
+A trajectory often crosses the same bisector twice, outward and inward, and the next trajectory crosses it again. Energy
+and centre are functions of the tokens, so the state behind it is evaluated once.
 """
 
 from __future__ import annotations
@@ -14,23 +14,19 @@ from torch import Tensor
 
 from structured_voronoi.core.streams import widened
 
-EMPTY = -1
-
 
 class Proposal(NamedTuple):
-    """The evaluation of a proposed state; ``finite`` is False where the state is impossible or its energy is NaN."""
+    """The evaluation of a proposed state."""
 
     potential: Float[Tensor, " row"]
     """U(m), plus log μ(C_m) for closed cells, in the widest type."""
     centre: Float[Tensor, "row n k"]
     finite: Bool[Tensor, " row"]
+    """False if the energy is infinite or NaN, so that the state is impossible."""
 
 
 class Memo(NamedTuple):
-    """The states each chain evaluated last, in a ring of slots.
-
-    A remembered evaluation equals a new one, so draws do not depend on the memo.
-    """
+    """The states each chain evaluated last, in a ring of slots. Draws do not depend on the number of slots."""
 
     cell: Int[Tensor, "chain slot n"]
     potential: Float[Tensor, "chain slot"]
@@ -39,31 +35,31 @@ class Memo(NamedTuple):
     next: Int[Tensor, " chain"]
 
     def copy(self) -> Memo:
-        """A copy that `store` may change without changing this memo."""
+        """A deep copy, as `store` writes in place."""
         return Memo(*(part.clone() for part in self))
 
     def recall(self, rows: Int[Tensor, " row"], cell: Int[Tensor, "row n"]) -> tuple[Proposal, Bool[Tensor, " row"]]:
-        """The remembered evaluations of these states, and which of the states were remembered."""
+        """The evaluations of these states, and which of the states were found."""
         same = (self.cell[rows] == cell[:, None]).all(-1)
         slots = (rows, same.long().argmax(-1))
         return Proposal(self.potential[slots], self.centre[slots], self.finite[slots]), same.any(-1)
 
     def store(self, rows: Int[Tensor, " row"], cell: Int[Tensor, "row n"], proposal: Proposal) -> None:
-        """Write into the oldest slots, in place."""
+        """Overwrite the oldest slot of each row, in place."""
         slots = (rows, self.next[rows])
         self.cell[slots], self.potential[slots], self.centre[slots], self.finite[slots] = cell, *proposal
         self.next[rows] = (self.next[rows] + 1) % self.cell.shape[1]
 
 
 def empty_memo(slots: int, centre: Float[Tensor, "chain n k"], memory_each: int | None = None) -> Memo:
-    """A memo with nothing in it, for centres of this shape; fewer slots where a chain's would exceed its memory.
+    """An empty memo for centres of this shape, with fewer slots if a chain's would take more than its memory.
 
-    The bound is per chain, so that how much a chain remembers does not depend on the chains beside it.
+    The bound is per chain, so that evaluation counts do not depend on the number of chains.
     """
     chains, n, k = centre.shape
     if memory_each is not None:
         slots = max(1, min(slots, memory_each // (n * (k * centre.element_size() + 8))))
-    cell = torch.full((chains, slots, n), EMPTY, device=centre.device)
+    cell = torch.full((chains, slots, n), -1, device=centre.device)
     return Memo(
         cell,
         widened(centre.new_zeros(chains, slots)),

@@ -1,1 +1,1 @@
-"""A target as samplers see it: bound once, evaluated in bounded memory, with a geometry and starts."""
+"""Targets bound for sampling: evaluation in bounded memory, geometry, redraws and starts."""

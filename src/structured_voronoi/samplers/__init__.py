@@ -1,1 +1,1 @@
-"""How to sample: one file a sampler."""
+"""Exact samplers, one file each; registry.py is the list of all samplers."""

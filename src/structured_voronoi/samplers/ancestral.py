@@ -10,21 +10,19 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from structured_voronoi.core.contracts import Info, Start, Target, blank_info
+from structured_voronoi.core.contracts import Start, Target
 from structured_voronoi.core.errors import SamplingError
+from structured_voronoi.core.info import Info, blank_info
 from structured_voronoi.core.streams import BLOCK, Rng, widened, widest_dtype
-from structured_voronoi.problem.drawing import (
-    ancestral_draw,
-    check_autoregressive,
-    forgettable_start,
-    log_acceptance,
-    refuse_endless,
-    rows_to_redraw,
-    seconds_of_work,
+from structured_voronoi.problem.drawing import ancestral_draw, check_autoregressive, log_acceptance, rows_to_redraw
+from structured_voronoi.problem.problem import Problem, bind
+from structured_voronoi.problem.starts import (
+    cpu_seconds,
+    placeholder_start,
+    refuse_endless_texts,
     show_tries,
     which_ended,
 )
-from structured_voronoi.problem.problem import Problem, bind
 
 WHO = "ancestral sampling"
 AT_A_TIME = 64
@@ -57,7 +55,7 @@ class Ancestral:
                 "sv.Cycle(sv.SVS(), sv.Refresh())",
                 remedy="on the command line --sampler auto",
             )
-        return State(forgettable_start(problem, rng, start))
+        return State(placeholder_start(problem, rng, start))
 
     def step(self, target: Target | Problem, rng: Rng, state: State) -> tuple[State, Info]:
         """One text a chain; texts without a finite log p, refused and unfinished ones are counted and drawn again."""
@@ -92,7 +90,7 @@ def draw_until_found(
 
     Few chains that go on have several tries at a time, each from where it would begin in the chain's stream.
     """
-    chains, began = len(rng), seconds_of_work()
+    chains, began = len(rng), cpu_seconds()
     tokens = torch.zeros(chains, problem.length, dtype=torch.int64, device=rng.device)
     energy = torch.full((chains,), torch.inf, dtype=widest_dtype(rng.device), device=rng.device)
     drawn = torch.zeros(chains, dtype=torch.bool, device=rng.device)
@@ -123,7 +121,7 @@ def draw_until_found(
             left = chains - done
             each = max(1, min(most // left, max(BLOCK // left, 1 + in_vain // (1 + done))))  # blocks are filled anyway
             word = "accepted" if problem.ended is None else f"ended within {problem.length} tokens"
-            show_tries(done, chains, done + in_vain, seconds_of_work() - began, word)
+            show_tries(done, chains, done + in_vain, cpu_seconds() - began, word)
     ones = torch.ones_like(lost)
     return tokens, blank_info(energy)._replace(evaluations=ones + lost + refused + endless, events=ones, nonfinite=lost)
 
@@ -133,7 +131,7 @@ def _give_up(problem: Problem, drawn: Tensor, lost: Tensor, refused: Tensor, end
     if drawn.all():
         return
     ended = int(drawn.sum() + (lost + refused).sum())
-    refuse_endless(problem, ended + int(endless.sum()), ended, began)
+    refuse_endless_texts(problem, ended + int(endless.sum()), ended, began)
     if int(lost.max()) >= TRIES:
         raise SamplingError(
             f"the model had no finite log p for {TRIES} texts of one chain in turn",

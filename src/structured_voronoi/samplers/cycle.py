@@ -1,4 +1,8 @@
-"""Cycle: one step of each of several samplers in turn. A cycle of moves that keep a distribution keeps it too."""
+"""A cycle of samplers: one step of each in turn.
+
+If every sampler keeps a distribution stationary, so does the cycle (Tierney 1994). A sampler takes part if it can
+`synchronise` its state with tokens that another sampler has moved.
+"""
 
 from __future__ import annotations
 
@@ -8,52 +12,75 @@ from typing import Any, NamedTuple
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.core.contracts import Info, Sampler, Start, Synchronised, Target, merge_infos, tune
+from structured_voronoi.core.contracts import Sampler, Start, Synchronised, Target, tune
 from structured_voronoi.core.errors import SamplingError
+from structured_voronoi.core.info import Info, merge_infos
 from structured_voronoi.core.streams import Rng
 from structured_voronoi.problem.problem import Problem, bind
 
 
 class State(NamedTuple):
+    """The tokens, and the state of each sampler as its last step left it."""
+
     tokens: Int[Tensor, "chain n"]
     energy: Float[Tensor, " chain"]
     parts: tuple[Any, ...]
-    """The state of each sampler, brought up to date when its turn comes."""
 
 
 @dataclass(frozen=True, init=False)
 class Cycle:
-    """`Cycle(SVS(), Refresh())` takes one step of each; a sampler needs `synchronise` to take part.
+    """One step of each of several samplers in turn.
 
+    Parameters
+    ----------
+    *samplers
+        Two or more samplers with a method ``synchronise``.
+
+    Raises
+    ------
+    SamplingError
+        For fewer samplers, or one that draws every text anew.
+
+    Examples
+    --------
     >>> import structured_voronoi as sv
-    >>> sv.Cycle(sv.PNCG(2.0), sv.GibbsWithGradients()).samplers[0].step_size
-    2.0
+    >>> cycle = sv.Cycle(sv.PNCG(2.0), sv.GibbsWithGradients())
+    >>> draws = sv.sample(sv.PottsTarget(side=2), cycle, chains=4, draws=10, progress=False)
+    >>> draws["posterior"]["tokens"].shape
+    (4, 10, 4)
     """
 
     samplers: tuple[Sampler, ...]
 
     def __init__(self, *samplers: Sampler) -> None:
         if len(samplers) < 2:
-            raise SamplingError(f"a cycle of {len(samplers)} samplers", remedy="give two or more")
+            raise SamplingError(f"a cycle of {len(samplers)} samplers is no cycle", remedy="give two or more samplers")
         for sampler in samplers:
             if not hasattr(sampler, "synchronise"):
                 raise SamplingError(
-                    f"{type(sampler).__name__} cannot take part in a cycle: it draws every text anew, or has no "
-                    "`synchronise`",
-                    remedy="use it alone, or another sampler",
+                    f"{type(sampler).__name__} cannot take part in a cycle: it has no `synchronise`",
+                    remedy="use it alone, or use another sampler",
                 )
         object.__setattr__(self, "samplers", samplers)
 
+    @property
+    def exact(self) -> bool:
+        """Whether all samplers are exact."""
+        return all(getattr(sampler, "exact", False) for sampler in self.samplers)
+
     def tuned(self, target: Target | Problem, seed: int, start: Start = None) -> Cycle:
+        """A copy of tuned samplers."""
         return Cycle(*(tune(sampler, target, seed, start) for sampler in self.samplers))
 
     def init(self, target: Target | Problem, rng: Rng, start: Start) -> State:
+        """The first state: all samplers start from the tokens of the first one."""
         problem, (first, *others) = bind(target), self.samplers
         state = first.init(problem, rng, start)
         parts = [state, *(sampler.init(problem, rng, state.tokens) for sampler in others)]
         return State(state.tokens, state.energy, tuple(parts))
 
     def step(self, target: Target | Problem, rng: Rng, state: State) -> tuple[State, Info]:
+        """One step of each sampler."""
         problem, tokens, energy, parts, total = bind(target), state.tokens, state.energy, [], None
         for sampler, part in zip(self.samplers, state.parts, strict=True):
             synchronised: Synchronised = sampler.synchronise(problem, rng, part, tokens, energy)  # type: ignore[attr-defined]
@@ -76,6 +103,6 @@ class Cycle:
         tokens: Int[Tensor, "chain n"],
         energy: Float[Tensor, " chain"],
     ) -> Synchronised:
-        """The parts are brought up to date when their turn comes, so that nothing is evaluated here."""
+        """The state after another sampler has moved the tokens; the parts are synchronised before their next step."""
         nothing = tokens.new_zeros(len(tokens))
         return Synchronised(State(tokens, energy.clone(), state.parts), nothing, nothing)

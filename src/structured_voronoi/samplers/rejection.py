@@ -16,23 +16,21 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from structured_voronoi.core.contracts import Info, Start, Target, blank_info
+from structured_voronoi.core.contracts import Start, Target
 from structured_voronoi.core.errors import SamplingError
+from structured_voronoi.core.info import Info, blank_info
 from structured_voronoi.core.streams import Rng, widened, widest_dtype
 from structured_voronoi.core.validation import check_count, check_finite
 from structured_voronoi.lookahead.lookahead import Lookahead, Proposal
-from structured_voronoi.problem.drawing import (
-    check_autoregressive,
-    count_ended,
-    draw_all,
-    forgettable_start,
-    log_acceptance,
-    log_bound,
-    refuse_endless,
-    seconds_of_work,
-    show_tries,
-)
+from structured_voronoi.problem.drawing import check_autoregressive, draw_texts, log_acceptance, log_bound
 from structured_voronoi.problem.problem import Problem, bind
+from structured_voronoi.problem.starts import (
+    cpu_seconds,
+    placeholder_start,
+    refuse_endless_texts,
+    show_tries,
+    which_ended,
+)
 
 WHO = "rejection sampling"
 REMEDY = "lower the weight, loosen the control or use svs+refresh"
@@ -69,14 +67,14 @@ class Rejection:
         problem = bind(target)
         check_autoregressive(problem, WHO)
         log_bound(problem)
-        return State(forgettable_start(problem, rng, start), 0)
+        return State(placeholder_start(problem, rng, start), 0)
 
     def step(self, target: Target | Problem, rng: Rng, state: State) -> tuple[State, Info]:
         problem, stream, chains = bind(target), f"{rng.stream}/draw {state.draws}", len(rng)
         tokens, pending = state.tokens.clone(), torch.arange(chains, device=rng.device)
         tried, lost = torch.zeros_like(pending), torch.zeros_like(pending)
         energy = torch.full((chains,), math.inf, dtype=widest_dtype(rng.device), device=rng.device)
-        best, drawn_in_all, ended, began = -energy, 0, 0, seconds_of_work()
+        best, drawn_in_all, ended, began = -energy, 0, 0, cpu_seconds()
         while len(pending):
             active, later = pending[: self.wave], pending[self.wave :]
             tries_each = self._tries_each(len(active), int(tried.sum()), chains - len(pending))
@@ -85,8 +83,11 @@ class Rejection:
             rows = rng.chains[active.repeat_interleave(tries_each).to(rng.chains.device)]
             row_rng = type(rng)(rng.seed, rows.tolist(), stream, rng.device)
             drawn = self.tries(problem, row_rng, (tried[active][:, None] + offsets).flatten())
-            drawn_in_all, ended = drawn_in_all + len(drawn.tokens), ended + count_ended(problem, drawn.tokens)
-            refuse_endless(problem, drawn_in_all, ended, began)
+            drawn_in_all, ended = (
+                drawn_in_all + len(drawn.tokens),
+                ended + int(which_ended(problem, drawn.tokens).sum()),
+            )
+            refuse_endless_texts(problem, drawn_in_all, ended, began)
             drawn = Tries(*(part.reshape(len(active), tries_each, *part.shape[1:]) for part in drawn))
             done, first = drawn.accepted.any(-1), drawn.accepted.long().argmax(-1)  # in the order of the chain's stream
             count = torch.where(done, first + 1, tries_each)
@@ -98,7 +99,7 @@ class Rejection:
             best[active] = torch.maximum(best[active], torch.where(finite, drawn.log_chance, -math.inf).amax(-1))
             self._give_up(rng, tried, best, active[~done])
             pending = torch.cat([active[~done], later])
-            show_tries(chains - len(pending), chains, drawn_in_all, seconds_of_work() - began)
+            show_tries(chains - len(pending), chains, drawn_in_all, cpu_seconds() - began)
         changed = (tokens != state.tokens).sum(-1)
         info = blank_info(energy)._replace(evaluations=tried, events=tried, swaps=changed, nonfinite=lost)
         return State(tokens, state.draws + 1), info
@@ -113,7 +114,7 @@ class Rejection:
         levels = rng.uniform(levels_per_try)
         if self.lookahead is not None:
             return self._proposed(problem, self.lookahead.draw(problem, levels[:, :-1]), levels[:, -1])
-        tokens, log_probs, log_rest = draw_all(problem, levels[:, :-1], WHO)
+        tokens, log_probs, log_rest = draw_texts(problem, levels[:, :-1], WHO)
         log_rest = torch.where(log_probs.isfinite().all(-1), log_rest, -torch.inf)  # what has no score is no draw
         log_chance = self.log_chance(problem, tokens, log_rest)
         accepted = log_chance.isfinite() & (levels[:, -1].log() < log_chance)

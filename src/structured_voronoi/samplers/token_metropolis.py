@@ -1,37 +1,37 @@
-"""Metropolis–Hastings over tokens, with proposals from a gradient: what p-NCG and Gibbs-with-gradients share."""
+"""Metropolis–Hastings on tokens with proposals from a gradient: the base of p-NCG, Gibbs with gradients and MuCoLa."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_voronoi.core.contracts import Guidance, Info, Start, Synchronised, Target, blank_info
+from structured_voronoi.core.contracts import Guidance, Start, Synchronised, Target
+from structured_voronoi.core.info import Info, blank_info
 from structured_voronoi.core.streams import Rng, block_rows
 from structured_voronoi.geometry.cells import Cells
-from structured_voronoi.problem.drawing import find_start
 from structured_voronoi.problem.problem import Evaluation, Problem, bind
+from structured_voronoi.problem.starts import find_start
 
 
 class State(NamedTuple):
+    """The tokens with their energy and steering field."""
+
     tokens: Int[Tensor, "chain n"]
     energy: Float[Tensor, " chain"]
     gradient: Float[Tensor, "chain n d"]
 
 
-LogReverse = Callable[[Int[Tensor, "chain n"], Float[Tensor, "chain n d"]], Float[Tensor, " chain"]]
-"""(proposed cells, gradients there) -> log q(m | m')."""
-
-
 class TokenMetropolis:
-    """Base of samplers that propose cells from the gradient: their start, synchronisation and acceptance."""
+    """Start, synchronisation and acceptance of samplers that propose cells from the gradient."""
 
     guidance: Guidance
 
-    def init(self, target: Target | Problem, rng: Rng, start: Start) -> State:
+    def init(self, target: Target | Problem, rng: Rng, start: Start) -> Any:
+        """The first state."""
         tokens, first = find_start(bind(target), rng, start, self.guidance)
         return State(tokens, first.energy, first.field)
 
@@ -39,7 +39,7 @@ class TokenMetropolis:
         self,
         target: Target | Problem,
         rng: Rng,
-        state: State,
+        state: Any,
         tokens: Int[Tensor, "chain n"],
         energy: Float[Tensor, " chain"],
     ) -> Synchronised:
@@ -47,9 +47,8 @@ class TokenMetropolis:
         problem, moved = bind(target), (tokens != state.tokens).any(-1)
         known = Evaluation(state.energy, state.gradient)
         gradient = problem.evaluate_where(moved, tokens, known, self.guidance).field
-        return Synchronised(
-            State(tokens, energy.clone(), gradient), moved.long(), moved.long() * problem.steers(self.guidance)
-        )
+        count = moved.long()
+        return Synchronised(State(tokens, energy.clone(), gradient), count, count * problem.steers(self.guidance))
 
     def log_ratio(
         self,
@@ -64,19 +63,17 @@ class TokenMetropolis:
     def accept(
         self,
         problem: Problem,
-        state: State,
+        state: Any,
         proposed: Int[Tensor, "chain n"],
-        log_forward: Float[Tensor, " chain"],
-        log_reverse: LogReverse,
+        log_ratio: Callable[[Evaluation], Float[Tensor, " chain"]],
         level: Float[Tensor, " chain"],
     ) -> tuple[State, Info]:
-        """Accept the proposed cells with min(1, ratio); chains that propose their own state cost nothing."""
+        """Accept the proposed cells with probability min(1, ratio); unchanged cells are not evaluated."""
         cells = problem.cells()
         moved = (proposed != cells.cell_of[state.tokens]).any(-1)
         tokens = cells.tokens[proposed]
         proposal = problem.evaluate_where(moved, tokens, Evaluation(state.energy, state.gradient), self.guidance)
-        ratio = self.log_ratio(state.energy, proposal.energy, log_forward, log_reverse(proposed, proposal.field))
-        accepted = moved & proposal.possible & (level.log() < ratio)
+        accepted = moved & proposal.possible & (level.log() < log_ratio(proposal))
         new = State(
             torch.where(accepted[:, None], tokens, state.tokens),
             torch.where(accepted, proposal.energy, state.energy),
@@ -95,7 +92,7 @@ class TokenMetropolis:
 def in_chain_blocks(
     cells: Cells, n: int, function: Callable[[slice], tuple[Tensor, ...]], chains: int
 ) -> tuple[Tensor, ...]:
-    """``function`` of slices of chains, whose tables over all positions and tokens stay within the memory bound."""
+    """``function`` of slices of chains whose tables (positions x cells) fit into the memory bound."""
     size = block_rows(n * len(cells.table) * 8 * 6, cells.memory)
     parts = [function(slice(i, i + size)) for i in range(0, chains, size)]
     return tuple(torch.cat(column) for column in zip(*parts, strict=True))

@@ -9,14 +9,15 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from structured_voronoi.core.contracts import Info, Start, Target, blank_info
+from structured_voronoi.core.contracts import Start, Target
+from structured_voronoi.core.info import Info, blank_info
 from structured_voronoi.core.streams import Rng, widened
 from structured_voronoi.engine.rounds import Rounds
 from structured_voronoi.engine.settings import EngineSettings
 from structured_voronoi.engine.source import LocalSource
 from structured_voronoi.lookahead.lookahead import Lookahead
-from structured_voronoi.problem.drawing import forgettable_start
 from structured_voronoi.problem.problem import Problem, bind
+from structured_voronoi.problem.starts import placeholder_start
 
 
 class State(NamedTuple):
@@ -37,7 +38,7 @@ class Adaptive:
 
     def init(self, target: Target | Problem, rng: Rng, start: Start) -> State:
         """Any tokens: they are forgotten."""
-        return State(forgettable_start(bind(target), rng, start))
+        return State(placeholder_start(bind(target), rng, start))
 
     def step(self, target: Target | Problem, rng: Rng, state: State) -> tuple[State, Info]:
         """One text for each chain."""

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from structured_voronoi.core.contracts import Target
 from structured_voronoi.core.streams import Rng
-from structured_voronoi.geometry.motion import Particle, Rotation, travel
+from structured_voronoi.geometry.flows import Particle, Rotation
+from structured_voronoi.geometry.motion import simulate
 from structured_voronoi.problem.problem import bind
 from structured_voronoi.samplers.svs import SVS
 
@@ -35,17 +36,17 @@ def round_trip(sampler: SVS, target: Target, chains: int = 1000, seed: int = 0) 
     """One trajectory and back for each chain, from random starts."""
     problem = bind(target)
     rng = Rng(seed, chains, device=problem.device)
-    journey = sampler.journey(problem, rng, sampler.init(problem, rng, None))
-    start = journey.start
+    trajectory = sampler.trajectory(problem, rng, sampler.init(problem, rng, None))
+    start = trajectory.start
 
     def turn_round(particle: Particle) -> Particle:
         return particle._replace(r=-particle.r)
 
-    far_end = turn_round(travel(journey)[0])
-    back = turn_round(travel(journey._replace(start=far_end))[0])
-    sigma = journey.flow.sigma if isinstance(journey.flow, Rotation) else 1.0
+    far_end = turn_round(simulate(trajectory)[0])
+    back = turn_round(simulate(trajectory._replace(start=far_end))[0])
+    sigma = trajectory.flow.sigma if isinstance(trajectory.flow, Rotation) else 1.0
     apart = torch.stack([(back.x - start.x) / sigma, back.r - start.r])
     distance = apart.flatten(2).norm(dim=-1).amax(0)
     distance = torch.where((back.cell == start.cell).all(-1), distance, math.inf)
-    error = (journey.energy(far_end) - journey.energy(start)).abs() / (1 + journey.energy(start).abs())
+    error = (trajectory.energy(far_end) - trajectory.energy(start)).abs() / (1 + trajectory.energy(start).abs())
     return RoundTrip(distance, error, (far_end.cell != start.cell).any(-1))

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from structured_voronoi.core.contracts import Info, Target
+from structured_voronoi.core.contracts import Target
+from structured_voronoi.core.info import Info
 from structured_voronoi.core.streams import Rng
 from structured_voronoi.engine.rounds import Rounds, Work
 from structured_voronoi.engine.tries import Tries
-from structured_voronoi.geometry.motion import Walls, refracted
+from structured_voronoi.geometry.flows import Walls, refracted
 from structured_voronoi.lookahead.lookahead import Lookahead, Proposal, Weighed
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.samplers import guided

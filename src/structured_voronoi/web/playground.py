@@ -18,7 +18,8 @@ from structured_voronoi.baselines.mucola import MuCoLa
 from structured_voronoi.core.contracts import Chains, Sampler
 from structured_voronoi.core.streams import Rng
 from structured_voronoi.engine.sampling import start_chains
-from structured_voronoi.geometry.motion import Leg, Rotation, legs
+from structured_voronoi.geometry.flows import Rotation
+from structured_voronoi.geometry.segments import Segment, segments
 from structured_voronoi.metrics.divergence import jensen_shannon
 from structured_voronoi.problem.problem import bind
 from structured_voronoi.samplers.svs import SVS
@@ -45,13 +46,13 @@ def show_trajectories(form: Trajectories, say: Say) -> None:
     assert isinstance(state.space.flow, Rotation)
     sigma, origin = state.space.flow.sigma, state.space.cells.origin
     for _ in range(form.count):
-        journey = sampler.journey(problem, copy.copy(rng), state)  # the one that the step is going to take
-        told = [_tell(leg, sigma, origin) for leg in legs(journey)]
+        trajectory = sampler.trajectory(problem, copy.copy(rng), state)  # the one that the step is going to take
+        told = [_tell(leg, sigma, origin) for leg in segments(trajectory)]
         state, _ = sampler.step(problem, rng, state)
         say({"kind": "trajectory", "legs": told, "cell": int(state.tokens)})
 
 
-def _tell(leg: Leg, sigma: float, origin: Tensor) -> dict[str, Any]:
+def _tell(leg: Segment, sigma: float, origin: Tensor) -> dict[str, Any]:
     """The circle's centre, the way from it to the point and what it turns towards: x = c + a cos θ + b sin θ."""
     begin = leg.begin
     return {

@@ -13,8 +13,9 @@ from torch import Tensor
 from structured_voronoi.core.progress import progress_bar
 from structured_voronoi.experiments.report import new_figure, table, write_report
 from structured_voronoi.geometry.cells import Cells, cells_of
+from structured_voronoi.geometry.flows import CLOSED_WALLS, Particle, Straight
 from structured_voronoi.geometry.memo import Proposal
-from structured_voronoi.geometry.motion import CLOSED, Journey, Particle, Straight, travel
+from structured_voronoi.geometry.motion import Trajectory, simulate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,7 +40,9 @@ class Settings:
 def run(settings: Settings, out: Path) -> list[Path]:
     """Both finders on all trajectories; walls without energy, so that the paths are the same."""
     rows: list[dict[str, Any]] = []
-    with progress_bar(len(settings.embeddings) * len(settings.step_sizes), settings.progress, "crossings") as tick:
+    with progress_bar(
+        len(settings.embeddings) * len(settings.step_sizes), settings.progress, "crossings", stage="experiment"
+    ) as tick:
         for tokens, dimensions in settings.embeddings:
             for step_size in settings.step_sizes:
                 rows += _compare_finders(tokens, dimensions, step_size, settings)
@@ -88,7 +91,7 @@ def _compare_finders(tokens: int, dimensions: int, step_size: float, settings: S
 
 
 def _exact_paths(cells: Cells, x: Tensor, velocity: Tensor) -> list[list[int]]:
-    """The cells that `travel` visits when every crossing is free of charge."""
+    """The cells that `simulate` visits when every crossing is free of charge."""
     cell = cells.nearest(x[:, None])
     paths = [[int(start)] for start in cell[:, 0]]
     asked: list[Tensor] = []
@@ -101,7 +104,7 @@ def _exact_paths(cells: Cells, x: Tensor, velocity: Tensor) -> list[list[int]]:
     for i in range(len(x)):
         asked.clear()
         start = Particle(cell[i : i + 1], x[i, None, None], velocity[i, None, None], x.new_zeros(1), x[i, None, None])
-        travel(Journey(cells, start, x.new_ones(1), Straight(-far, far), CLOSED, free))
+        simulate(Trajectory(cells, start, x.new_ones(1), Straight(-far, far), CLOSED_WALLS, free))
         paths[i] += [int(proposed[0, 0]) for proposed in asked]
     return paths
 

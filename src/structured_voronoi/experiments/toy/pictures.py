@@ -9,8 +9,9 @@ import torch
 
 from structured_voronoi.experiments.report import COLOURS, new_figure
 from structured_voronoi.geometry.cells import cells_of
+from structured_voronoi.geometry.flows import CLOSED_WALLS, Particle, Straight
 from structured_voronoi.geometry.memo import Proposal
-from structured_voronoi.geometry.motion import CLOSED, Journey, Particle, Straight, travel
+from structured_voronoi.geometry.motion import Trajectory, simulate
 from structured_voronoi.targets.categorical import CategoricalTarget, toy
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def trajectory(target: CategoricalTarget, times: torch.Tensor, seed: int) -> tor
         return Proposal(energy, cells.points(cell), energy.isfinite())
 
     box = torch.full((2,), float(target.box or 0), dtype=torch.float64)
-    end, _, _ = travel(Journey(cells, copies, times, Straight(-box, box), CLOSED, evaluate))
+    end, _, _ = simulate(Trajectory(cells, copies, times, Straight(-box, box), CLOSED_WALLS, evaluate))
     return end.x[:, 0]
 
 

@@ -1,8 +1,8 @@
-"""The paper's Voronoi measure as a density over x, for samplers that integrate it numerically.
+"""The paper's Voronoi measure as a density of x, for samplers that integrate the motion numerically.
 
-Gaussian base (the paper's definition 3.4 and eq. 9): on the cell of m the potential is U(m) + ½‖x - g_m‖², so the
-force is g_m - x. Uniform base: U(m) inside the box K, infinite outside. All cells count as equally heavy, which is
-the paper's assumption.
+Gaussian base (definition 3.4 and equation 9 of Amini et al. 2023): on the cell of m the potential is
+U(m) + ½‖x - g_m‖², so the force is g_m - x. Uniform base: U(m) inside the box K, infinite outside. As in the paper the
+masses of all cells are assumed equal.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from structured_voronoi.core.contracts import Info, Start, Synchronised, Target, blank_info
+from structured_voronoi.core.contracts import Start, Synchronised, Target
+from structured_voronoi.core.info import Info
 from structured_voronoi.core.streams import Rng
 from structured_voronoi.geometry.cells import Cells
-from structured_voronoi.geometry.motion import Rotation, Straight, settle
-from structured_voronoi.problem.drawing import find_start
+from structured_voronoi.geometry.flows import Rotation, Straight
+from structured_voronoi.geometry.motion import settle
 from structured_voronoi.problem.problem import Evaluation, Problem, bind
+from structured_voronoi.problem.starts import find_start
 
 Base = Literal["gaussian", "uniform"]
 
 
 class Point(NamedTuple):
-    """A point of every chain, the cell it lies in, and the measure there."""
+    """The point of every chain, its cell, and the measure there."""
 
     x: Float[Tensor, "chain n d"]
     cell: Int[Tensor, "chain n"]
@@ -38,25 +40,32 @@ class Point(NamedTuple):
     """-log of the density at x, up to a constant."""
 
 
+class State(NamedTuple):
+    """The tokens, the point in their cell, and the number of steps, on which step sizes may depend."""
+
+    tokens: Int[Tensor, "chain n"]
+    point: Point
+    measure: VoronoiMeasure
+    steps: int
+
+    @property
+    def energy(self) -> Float[Tensor, " chain"]:
+        """U(m)."""
+        return self.point.energy
+
+
 @dataclass(frozen=True, eq=False)
 class VoronoiMeasure:
-    """The measure of one target; it evaluates the target only where a chain enters another cell."""
+    """The measure of one target, which is evaluated only where a chain enters another cell."""
 
     problem: Problem
     cells: Cells
     base: Base
     bounds: tuple[Tensor, Tensor]
-    """The box K in the coordinates of the cells' table; boundless for the Gaussian base."""
-
-    def begin(self, rng: Rng, start: Start) -> Point:
-        """Chains at the embeddings of their first tokens."""
-        tokens, first = find_start(self.problem, rng, start, self.guidance)
-        cell = self.cells.cell_of[tokens]
-        x = self.cells.points(cell)
-        return Point(x, cell, first.energy, first.field, self.potential(x, first.energy, first.field))
+    """The box K in the coordinates of the cells' table; infinite for the Gaussian base."""
 
     def at(self, x: Float[Tensor, "chain n d"], before: Point, info: Info) -> tuple[Point, Info]:
-        """The measure at new points of the chains that were at ``before``."""
+        """The measure at new points of chains that were at ``before``."""
         return self.within(x, self.cells.nearest(x, before.cell), before, info)
 
     def within(self, x: Tensor, cell: Tensor, before: Point, info: Info) -> tuple[Point, Info]:
@@ -74,7 +83,7 @@ class VoronoiMeasure:
 
     @property
     def motion(self) -> tuple[Rotation | Straight, float]:
-        """How a point moves inside a cell, and a natural length of its trajectories."""
+        """The exact flow inside a cell, and a natural length of its trajectories."""
         if self.base == "gaussian":
             return Rotation(1.0), math.pi / 2
         low, high = self.bounds
@@ -82,16 +91,18 @@ class VoronoiMeasure:
 
     @property
     def guidance(self) -> Literal["full", "none"]:
+        """The field that evaluations take."""
         return "none" if self.base == "uniform" else "full"
 
     def inside(self, x: Tensor) -> Bool[Tensor, " chain"]:
-        """Within the box K; without one, everywhere finite."""
+        """Whether x is finite and inside the box K."""
         if self.base == "gaussian":
             return x.isfinite().flatten(1).all(-1)
         low, high = self.bounds
         return ((x >= low) & (x <= high)).flatten(1).all(-1)
 
     def potential(self, x: Tensor, energy: Tensor, gradient: Tensor) -> Float[Tensor, " chain"]:
+        """U(x)."""
         if self.base == "uniform":
             return torch.where(self.inside(x), energy, torch.inf)
         return energy + ((x + self.cells.origin - gradient) ** 2).sum((-2, -1)) / 2
@@ -103,34 +114,23 @@ class VoronoiMeasure:
         return point.gradient - point.x - self.cells.origin
 
 
-class State(NamedTuple):
-    """The state of HMC, Langevin and the paper's SVS: a point in its cell."""
-
-    tokens: Int[Tensor, "chain n"]
-    point: Point
-    measure: VoronoiMeasure
-    steps: int
-    """Steps taken, for step sizes that decay."""
-
-    @property
-    def energy(self) -> Float[Tensor, " chain"]:
-        return self.point.energy
-
-
 class OnVoronoiMeasure:
-    """Base of samplers that move a point on the Voronoi measure: their start and synchronisation."""
+    """Start and synchronisation of samplers that move a point on the Voronoi measure."""
 
     base: Base
 
     def init(self, target: Target | Problem, rng: Rng, start: Start) -> State:
-        """Chains at the embeddings of their first tokens."""
+        """The first state: points at the embeddings of the first tokens."""
         problem = bind(target)
         cells = problem.cells()
-        endless = torch.full_like(cells.origin, torch.inf)
-        bounds = problem.box_bounds(cells) if self.base == "uniform" else (-endless, endless)
+        infinite = torch.full_like(cells.origin, torch.inf)
+        bounds = problem.box_bounds(cells) if self.base == "uniform" else (-infinite, infinite)
         measure = VoronoiMeasure(problem, cells, self.base, bounds)
-        point = measure.begin(rng, start)
-        return State(measure.cells.tokens[point.cell], point, measure, 0)
+        tokens, first = find_start(problem, rng, start, measure.guidance)
+        cell = cells.cell_of[tokens]
+        x = cells.points(cell)
+        point = Point(x, cell, first.energy, first.field, measure.potential(x, first.energy, first.field))
+        return State(tokens, point, measure, 0)
 
     def synchronise(
         self,
@@ -140,7 +140,7 @@ class OnVoronoiMeasure:
         tokens: Int[Tensor, "chain n"],
         energy: Float[Tensor, " chain"],
     ) -> Synchronised:
-        """The state after another sampler has moved the tokens; the point settles in its new cell."""
+        """The state after another sampler has moved the tokens, with a random point in the new cell."""
         measure, moved = state.measure, (tokens != state.tokens).any(-1)
         problem, rows, cell = measure.problem, moved.nonzero().squeeze(-1), measure.cells.cell_of[tokens]
         known = Evaluation(state.point.energy, state.point.gradient)
@@ -163,7 +163,7 @@ def kinetic(r: Float[Tensor, "chain n d"]) -> Float[Tensor, " chain"]:
 def leapfrog(
     measure: VoronoiMeasure, point: Point, r: Tensor, step_size: float, info: Info
 ) -> tuple[Point, Tensor, Info]:
-    """Half a kick, a drift, half a kick; the discontinuities are not noticed."""
+    """A leapfrog step, which ignores discontinuities."""
     r = r + step_size / 2 * measure.force(point)
     moved, info = measure.at(point.x + step_size * r, point, info)
     return moved, r + step_size / 2 * measure.force(moved), info
@@ -174,8 +174,8 @@ def choose_point(mask: Bool[Tensor, " chain"], yes: Point, no: Point) -> Point:
     return Point(*(torch.where(mask.view(-1, *[1] * (a.ndim - 1)), a, b) for a, b in zip(yes, no, strict=True)))
 
 
-def finish(state: State, proposal: Point, log_ratio: Tensor | None, rng: Rng, info: Info) -> tuple[State, Info]:
-    """Accept with probability min(1, exp(log_ratio)), or always (None); impossible points are never accepted."""
+def accept(state: State, proposal: Point, log_ratio: Tensor | None, rng: Rng, info: Info) -> tuple[State, Info]:
+    """Accept with probability min(1, exp(log_ratio)), or always if it is None; impossible points never."""
     old = state.point
     level = rng.uniform()
     accepted = proposal.potential.isfinite()
@@ -184,8 +184,3 @@ def finish(state: State, proposal: Point, log_ratio: Tensor | None, rng: Rng, in
     point = choose_point(accepted, proposal, old)
     info = info._replace(energy=point.energy, swaps=(point.cell != old.cell).sum(-1))
     return State(state.measure.cells.tokens[point.cell], point, state.measure, state.steps + 1), info
-
-
-def no_events(state: State) -> Info:
-    """The counts a step starts from."""
-    return blank_info(state.point.energy)
