@@ -1,1 +1,1 @@
-"""Patterns and stop strings as automata: over bytes, and over the tokens of a vocabulary."""
+"""Patterns and stop strings as automata over bytes and over the tokens of a vocabulary."""

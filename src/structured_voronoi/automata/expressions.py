@@ -1,9 +1,9 @@
-r"""Regular expressions as automata over characters, made of the tree into which Python's own `re` parses them.
+r"""Regular expressions as automata over characters, built from the parse tree of Python's `re`.
 
-An automaton reads a text once, in time that grows with its length alone. `re` tries one way after another instead, and
-takes for ever where an expression such as (a+)+$ has exponentially many. Anchors, \b and lookarounds of one character
-are conditions on the characters on both sides of a place. Back-references, longer lookarounds, atomic groups and
-possessive repeats have no automaton.
+The meaning of an expression is exactly that of Python's `re`, which is why this compiler is used and no other. An
+automaton reads a text in linear time, where `re` backtracks, for example exponentially with (a+)+$. Anchors, \b and
+lookarounds of one character are conditions on the characters on both sides of a position. Back-references, longer
+lookarounds, atomic groups and possessive repeats cannot be compiled.
 """
 
 from __future__ import annotations
@@ -18,14 +18,6 @@ from structured_voronoi.core.contracts import Pattern
 
 _parser: Any = importlib.import_module("re._parser")
 
-MOST_NODES = 5000
-"""Of an automaton: repeats are written out, so that (a{1000}){1000} would have a million."""
-MOST_REMEMBERED = 10_000
-"""Steps of a matcher that are kept, so that the next text need not compute them anew."""
-SAFE_REPEATS = 3
-"""Repeats without a bound beside each other that `re` can try in all combinations."""
-LARGEST_NAMED_RANGE = 256
-"""Characters of a range beyond ASCII that are all told apart byte by byte; of a longer one only its ends are."""
 CLASS_FLAGS = re.IGNORECASE | re.ASCII | re.DOTALL
 ANY, NEWLINE, WORD, NO_NEWLINE = r"[\s\S]", r"\n", r"\w", r"[^\n]"
 CATEGORIES = {
@@ -39,35 +31,35 @@ CATEGORIES = {
 
 
 class CannotCompile(Exception):
-    """The expression has no automaton, or none that is small; what it asks for must be found out in another way."""
+    """The expression has no automaton, or its automaton is too large."""
 
 
 class Condition(NamedTuple):
-    """What must be true of a place between two characters."""
+    """Requirement on a position between two characters."""
 
     is_before: bool
-    """Is it about the character before the place, or about the one after it?"""
+    """Whether it concerns the character before the position; otherwise the one after it."""
     kind: int
-    """The class of characters that is asked for."""
+    """Number of a class of characters."""
     wanted: bool
-    """Must there be such a character, or must there be none?"""
+    """Whether a character of this class is required; otherwise it is forbidden."""
     is_last: bool = False
-    """Must the character after the place be the last of the text?"""
+    """Whether the character after the position must be the last of the text."""
 
 
 class State(NamedTuple):
-    """Where a text has led to."""
+    """State of the automaton after some characters."""
 
     nodes: frozenset[int]
     before: int
-    """The classes that the last character belongs to, as far as a condition asks for it."""
+    """Classes of the last character, as far as conditions depend on them, one bit each."""
 
 
 class CharacterAutomaton:
-    """Reads a text character by character and says whether it matches.
+    """Nondeterministic automaton that reads a text character by character.
 
-    Nodes are joined by edges that read a character of a class, and by edges that read nothing but may have a condition.
-    A node has a double, ``size`` higher, at which the text must be over: $ leads there before a last newline.
+    Nodes are connected by edges that read a character of a class, and by empty edges, which may have a condition. The
+    copy of a node, ``size`` higher, accepts no further characters except a final newline: $ leads there.
     """
 
     def __init__(self, pattern: Pattern) -> None:
@@ -75,9 +67,9 @@ class CharacterAutomaton:
         self._tests: list[re.Pattern[str]] = []
         self._reading: list[list[tuple[int, int]]] = [[]]
         self._free: list[list[tuple[Condition | None, int]]] = [[]]
-        self._work = 0
+        self._node_count = 0
         self.named: set[str] = set()
-        """Characters beyond ASCII that the expression names, as far as they have to be told from others."""
+        """Non-ASCII characters in the expression."""
         tree = parse(pattern)
         if not pattern.whole:
             self._join(0, ANY, 0)
@@ -92,21 +84,21 @@ class CharacterAutomaton:
         self.start = State(frozenset([0]), 0)
 
     def matches(self, text: str) -> bool:
-        """In time linear in the length of the text."""
+        """Return whether a text matches, in linear time."""
         state = self.start
         for character in text:
             state = self.advance(state, self.kinds(character))
         return self.accepts(state)
 
     def kinds(self, character: str) -> int:
-        """The classes that a character belongs to, one bit for each."""
+        """Return the classes of a character, one bit each."""
         if character not in self._kinds:
             belongs = (test.match(character) is not None for test in self._tests)
             self._kinds[character] = sum(1 << number for number, yes in enumerate(belongs) if yes)
         return self._kinds[character]
 
     def advance(self, state: State, kinds: int) -> State:
-        """The state after one more character of these classes."""
+        """Return the state after a character of these classes."""
         known = self._steps.get((state, kinds))
         if known is not None:
             return known
@@ -117,19 +109,19 @@ class CharacterAutomaton:
             for kind, there in self._reading[node % self.size]
             if kinds >> kind & 1
         )
-        is_found = not self.is_whole and self.final in nodes  # whatever follows
-        new = State(frozenset([self.final]), 0) if is_found else State(moved, kinds & self._remembered)
-        if len(self._steps) >= MOST_REMEMBERED:
+        is_matched = not self.is_whole and self.final in nodes  # whatever follows
+        new = State(frozenset([self.final]), 0) if is_matched else State(moved, kinds & self._remembered)
+        if len(self._steps) >= 10_000:  # bounds the memory of the cache
             self._steps.clear()
         self._steps[state, kinds] = new
         return new
 
     def accepts(self, state: State) -> bool:
-        """Does a text that ends here match?"""
+        """Return whether a text that ends here matches."""
         return not self._follow(state.nodes, state.before, 0).isdisjoint((self.final, self.final + self.size))
 
     def _follow(self, nodes: Iterable[int], before: int, after: int) -> set[int]:
-        """All nodes that can be reached without reading, between characters of these classes (0: there is none)."""
+        """Return the nodes that empty edges reach between characters of these classes (0: no character)."""
         waiting = list(nodes)
         reached = set(waiting)
         while waiting:
@@ -147,16 +139,16 @@ class CharacterAutomaton:
         return reached
 
     def _build(self, items: Any, node: int, flags: int) -> int:
-        """Nodes that read what a part of the tree asks for, after ``node``; the last of them."""
-        self._count_work()
+        """Append the nodes of a part of the tree to ``node`` and return the last one."""
+        self._count_nodes()
         for operation, argument in items:
             node = self._build_one(str(operation), argument, node, flags)
         return node
 
     def _build_one(self, operation: str, argument: Any, node: int, flags: int) -> int:
-        written = self._write_class(operation, argument)
-        if written is not None:
-            return self._join(node, written, self._new(), flags)
+        syntax = self._class_syntax(operation, argument)
+        if syntax is not None:
+            return self._join(node, syntax, self._new(), flags)
         if operation == "BRANCH":
             end = self._new()
             for choice in argument[1]:
@@ -169,10 +161,10 @@ class CharacterAutomaton:
             least, most, inner = argument
             return self._repeat(least, most, inner, node, flags)
         if operation == "AT":
-            return self._stand(str(argument), node, flags)
+            return self._add_anchor(str(argument), node, flags)
         if operation in ("ASSERT", "ASSERT_NOT"):
             direction, inner = argument
-            neighbour = self._write_class(str(inner[0][0]), inner[0][1]) if len(inner) == 1 else None
+            neighbour = self._class_syntax(str(inner[0][0]), inner[0][1]) if len(inner) == 1 else None
             if neighbour is not None:
                 kind = self._class(neighbour, flags)
                 return self._pass(node, self._new(), Condition(direction < 0, kind, operation == "ASSERT"))
@@ -191,12 +183,12 @@ class CharacterAutomaton:
             self._pass(node, end)
         return end
 
-    def _stand(self, place: str, node: int, flags: int) -> int:
-        """Anchors and boundaries of words."""
+    def _add_anchor(self, place: str, node: int, flags: int) -> int:
+        """Append an anchor or a word boundary."""
         by_lines = flags & re.MULTILINE
 
-        def is_next_to(is_before: bool, written: str, wanted: bool) -> Condition:
-            return Condition(is_before, self._class(written, flags), wanted)
+        def is_next_to(is_before: bool, syntax: str, wanted: bool) -> Condition:
+            return Condition(is_before, self._class(syntax, flags), wanted)
 
         ways: list[list[Condition]]
         if place in ("AT_BEGINNING", "AT_BEGINNING_STRING"):
@@ -218,12 +210,12 @@ class CharacterAutomaton:
             self._pass(here, end)
         return end
 
-    def _write_class(self, operation: str, argument: Any) -> str | None:
-        """A class of characters as `re` writes it; None if this is something else."""
+    def _class_syntax(self, operation: str, argument: Any) -> str | None:
+        """Return a class of characters in the syntax of `re`, or None for another operation."""
         if operation == "ANY":
             return "."
         if operation in ("LITERAL", "NOT_LITERAL"):
-            return f"[{'^' * (operation == 'NOT_LITERAL')}{self._write_range(argument, argument)}]"
+            return f"[{'^' * (operation == 'NOT_LITERAL')}{self._range_syntax(argument, argument)}]"
         if operation != "IN":
             return None
         parts = []
@@ -233,61 +225,62 @@ class CharacterAutomaton:
             elif str(name) == "CATEGORY":
                 parts.append(CATEGORIES[str(value)])
             else:
-                parts.append(self._write_range(*(value if isinstance(value, tuple) else (value, value))))
+                parts.append(self._range_syntax(*(value if isinstance(value, tuple) else (value, value))))
         return f"[{''.join(parts)}]"
 
-    def _write_range(self, first: int, last: int) -> str:
-        is_long = last - first >= LARGEST_NAMED_RANGE
+    def _range_syntax(self, first: int, last: int) -> str:
+        is_long = last - first >= 256  # only its ends are compiled byte by byte
         self.named |= {chr(code) for code in ((first, last) if is_long else range(first, last + 1)) if code >= 128}
         return f"{re.escape(chr(first))}-{re.escape(chr(last))}"
 
-    def _class(self, written: str, flags: int = 0) -> int:
-        """The number of a class of characters."""
-        key = (written, flags & CLASS_FLAGS)
+    def _class(self, syntax: str, flags: int = 0) -> int:
+        """Return the number of a class of characters."""
+        key = (syntax, flags & CLASS_FLAGS)
         if key not in self._classes:
             self._classes[key] = len(self._tests)
-            self._tests.append(re.compile(written, key[1]))
+            self._tests.append(re.compile(syntax, key[1]))
         return self._classes[key]
 
     def _new(self) -> int:
-        self._count_work()
+        self._count_nodes()
         self._reading.append([])
         self._free.append([])
         return len(self._free) - 1
 
-    def _join(self, here: int, written: str, there: int, flags: int = 0) -> int:
-        self._reading[here].append((self._class(written, flags), there))
+    def _join(self, here: int, syntax: str, there: int, flags: int = 0) -> int:
+        self._reading[here].append((self._class(syntax, flags), there))
         return there
 
     def _pass(self, here: int, there: int, condition: Condition | None = None) -> int:
         self._free[here].append((condition, there))
         return there
 
-    def _count_work(self) -> None:
-        self._work += 1
-        if self._work > MOST_NODES:
-            raise CannotCompile(f"written out, it has more than {MOST_NODES:,} parts")
+    def _count_nodes(self) -> None:
+        max_nodes = 5000  # repeats are unrolled: (a{1000}){1000} would have a million
+        self._node_count += 1
+        if self._node_count > max_nodes:
+            raise CannotCompile(f"the automaton has more than {max_nodes:,} nodes")
 
 
 def parse(pattern: Pattern) -> Any:
-    """The tree of an expression; raises what `re.compile` raises."""
+    """Return the parse tree of an expression; raises the errors of `re.compile`."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what a later Python may read otherwise
+        warnings.simplefilter("ignore")  # about future changes of the syntax
         return _parser.parse(pattern.expression, re.IGNORECASE if pattern.ignore_case else 0)
 
 
-def may_take_for_ever(pattern: Pattern) -> bool:
-    """Could `re` have more ways to try than it can, on some text? Choices inside repeats, or many repeats in a row."""
-    return _has_many_ways(parse(pattern))
+def may_backtrack_for_long(pattern: Pattern) -> bool:
+    """Return whether `re` may take exponential time: choices inside repeats, or many repeats beside each other."""
+    return _is_ambiguous(parse(pattern))
 
 
-def _has_many_ways(items: Any) -> bool:
-    choices = list(_choices(items, False))
-    return any(inside for inside, _ in choices) or sum(unbounded for _, unbounded in choices) > SAFE_REPEATS
+def _is_ambiguous(items: Any) -> bool:
+    choices, max_unbounded = list(_choices(items, False)), 3  # which `re` can try in all combinations
+    return any(inside for inside, _ in choices) or sum(unbounded for _, unbounded in choices) > max_unbounded
 
 
 def _choices(items: Any, is_inside: bool) -> Iterator[tuple[bool, bool]]:
-    """Every place where `re` has a choice: does it lie inside a repeat, and has it no bound?"""
+    """Return (is inside a repeat, is unbounded) for every choice of `re`."""
     for operation, argument in items:
         name = str(operation)
         if name in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"):
@@ -300,7 +293,7 @@ def _choices(items: Any, is_inside: bool) -> Iterator[tuple[bool, bool]]:
             for choice in argument[1]:
                 yield from _choices(choice, is_inside)
         elif name in ("ASSERT", "ASSERT_NOT"):
-            if _has_many_ways(argument[1]):  # once it has been tried, `re` does not come back to it
+            if _is_ambiguous(argument[1]):  # tried once: `re` does not return to it
                 yield True, True
         else:
             parts = argument if isinstance(argument, tuple) else (argument,)

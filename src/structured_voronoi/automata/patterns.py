@@ -1,9 +1,9 @@
-"""Patterns as automata over bytes, which tokens consist of.
+"""Patterns as automata over bytes.
 
-An automaton over characters (`automata.expressions`) is followed byte by byte. Characters beyond ASCII that the
-expression names are told apart by all their bytes, and so are those at the ends of its long ranges; any other is read
-as soon as its bytes differ from theirs, as what most characters that begin with these bytes are: é is a letter and £ is
-none. A lookahead may be wrong about ª; the draws are right all the same.
+An automaton over characters (`automata.expressions`) is converted byte by byte. Non-ASCII characters in the expression
+are compiled exactly, and so are the ends of long ranges. Any other character belongs to the classes of most characters
+that begin with the same bytes: é counts as a letter and £ does not. Only the proposals of a lookahead depend on this
+approximation, not the distribution of the draws.
 """
 
 from __future__ import annotations
@@ -21,26 +21,18 @@ from structured_voronoi.automata.expressions import CannotCompile as CannotCompi
 from structured_voronoi.automata.expressions import CharacterAutomaton, State
 from structured_voronoi.core.contracts import Pattern
 
-MOST_STATES = 400
-"""Larger automata are not worth a head for each of their states."""
-MOST_EXPLORED = 2000
-"""States that are looked at before those that are equal are merged."""
-NO_CHARACTER = "\ufffd"
-EXAMPLES = 256
-"""Characters by which it is decided what those that begin with a byte are like."""
-
 
 @dataclass(frozen=True, eq=False)
 class Automaton:
-    """A deterministic automaton over bytes; state 0 is where a text begins."""
+    """Deterministic automaton over bytes; state 0 is the initial state."""
 
     step: Int[ndarray, "state 256"]
     accepting: Bool[ndarray, " state"]
-    """Does a text that ends here match?"""
+    """Whether a text that ends in each state matches."""
 
     @property
     def satisfied(self) -> Bool[ndarray, " state"]:
-        """States from which every text matches, whatever follows."""
+        """States from which every continuation matches."""
         kept = self.accepting.copy()
         while (kept & ~kept[self.step].all(-1)).any():
             kept &= kept[self.step].all(-1)
@@ -49,8 +41,20 @@ class Automaton:
 
 @lru_cache(maxsize=64)
 def compile_pattern(pattern: Pattern) -> Automaton:
-    """The automaton of a pattern, by breadth-first search over bytes from the beginning of a text; kept, as several
-    places of a run ask for it."""
+    """Return the minimal automaton of a pattern, found by breadth-first search over bytes.
+
+    Raises
+    ------
+    CannotCompile
+        If the expression has no automaton, or a large one.
+
+    Examples
+    --------
+    >>> automaton = compile_pattern(Pattern("ab"))
+    >>> automaton.step.shape, automaton.accepting.tolist()
+    ((3, 256), [False, False, True])
+    """
+    max_explored, max_states = 2000, 400  # before and after equal states are merged
     try:
         reader = _ByteReader(CharacterAutomaton(pattern))
     except (RecursionError, OverflowError, re.error) as error:
@@ -64,75 +68,75 @@ def compile_pattern(pattern: Pattern) -> Automaton:
             if after not in numbers:
                 numbers[after] = len(numbers)
                 waiting.append(after)
-                if len(waiting) > MOST_EXPLORED:
-                    raise CannotCompile(f"its automaton has more than {MOST_EXPLORED:,} states")
+                if len(waiting) > max_explored:
+                    raise CannotCompile(f"its automaton has more than {max_explored:,} states")
             row.append(numbers[after])
         rows.append(row)
         accepting.append(reader.accepts(state) != pattern.negated)
     merged = _merge_equal_states(Automaton(np.array(rows, dtype=np.int32), np.array(accepting)))
-    if len(merged.step) > MOST_STATES:
-        raise CannotCompile(f"its automaton has {len(merged.step):,} states, more than {MOST_STATES}")
+    if len(merged.step) > max_states:
+        raise CannotCompile(f"its automaton has {len(merged.step):,} states, more than {max_states}")
     return merged
 
 
 Place = tuple[State, bytes]
-"""The state of the automaton over characters, and the bytes of a character that it does not know yet."""
+"""State of the automaton over characters, and the first bytes of an incomplete character."""
 
 
 class _ByteReader:
-    """Reads bytes as the characters that they spell."""
+    """Automaton over bytes that reads the characters which they encode."""
 
     def __init__(self, characters: CharacterAutomaton) -> None:
         self.characters = characters
         self.start: Place = (characters.start, b"")
         either_case = {case for letter in characters.named for case in (letter, letter.lower(), letter.upper())}
         named = {letter.encode(errors="ignore") for letter in either_case if len(letter) == 1}
-        self.beginnings = {spelt[:i] for spelt in named for i in range(1, len(spelt))}
+        self.prefixes = {encoded[:i] for encoded in named for i in range(1, len(encoded))}
         self.kinds: dict[bytes, int] = {}
 
     def advance(self, place: Place, byte: int) -> Place:
-        """The place after one more byte; a continuation of a character that has been read changes nothing."""
+        """Return the place after a byte; continuation bytes of a character that was already read change nothing."""
         state, pending = place
         is_continuation = 128 <= byte < 192
         if is_continuation and not pending:
             return state, b""
-        if pending and not is_continuation:  # a character is broken off
+        if pending and not is_continuation:  # incomplete character
             state, pending = self.characters.advance(state, self._kinds_of(pending)), b""
-        spelt = pending + bytes([byte])
-        if spelt in self.beginnings:
-            return state, spelt
-        return self.characters.advance(state, self._kinds_of(spelt)), b""
+        encoded = pending + bytes([byte])
+        if encoded in self.prefixes:
+            return state, encoded
+        return self.characters.advance(state, self._kinds_of(encoded)), b""
 
     def accepts(self, place: Place) -> bool:
-        """Does a text that ends here match?"""
+        """Return whether a text that ends here matches."""
         return self.characters.accepts(place[0])
 
-    def _kinds_of(self, spelt: bytes) -> int:
-        """The classes of most characters that begin with these bytes."""
-        if spelt not in self.kinds:
-            self.kinds[spelt] = Counter(map(self.characters.kinds, _characters_from(spelt))).most_common(1)[0][0]
-        return self.kinds[spelt]
+    def _kinds_of(self, encoded: bytes) -> int:
+        """Return the classes of most characters that begin with these bytes."""
+        if encoded not in self.kinds:
+            self.kinds[encoded] = Counter(map(self.characters.kinds, _characters_from(encoded))).most_common(1)[0][0]
+        return self.kinds[encoded]
 
 
-def _characters_from(spelt: bytes) -> list[str]:
-    """Some of the characters that begin with these bytes; the sign for no character if none does."""
-    first = spelt[0]
+def _characters_from(encoded: bytes) -> list[str]:
+    """Return up to 256 of the characters that begin with these bytes; U+FFFD if there are none."""
+    first = encoded[0]
     if first < 128:
         return [chr(first)]
     for lowest, own_bits, later_bits in ((240, 3, 18), (224, 4, 12), (192, 5, 6)):
         if first >= lowest:
             begin = (first & ((1 << own_bits) - 1)) << later_bits
-            for byte in spelt[1:]:
+            for byte in encoded[1:]:
                 later_bits -= 6
                 begin |= (byte & 63) << later_bits
-            codes = range(begin, min(begin + (1 << later_bits), 0x110000), max(1, (1 << later_bits) // EXAMPLES))
-            return [chr(code) for code in codes if len(codes) == 1 or chr(code).isprintable()] or [NO_CHARACTER]
-    return [NO_CHARACTER]
+            codes = range(begin, min(begin + (1 << later_bits), 0x110000), max(1, (1 << later_bits) // 256))
+            return [chr(code) for code in codes if len(codes) == 1 or chr(code).isprintable()] or ["\ufffd"]
+    return ["\ufffd"]
 
 
 def _merge_equal_states(automaton: Automaton) -> Automaton:
-    """The smallest automaton of the same texts (Moore's algorithm), its states numbered from the beginning."""
-    steps = np.unique(automaton.step, axis=1)  # bytes that do the same everywhere are looked at once
+    """Return the minimal equivalent automaton (Moore's algorithm), with state 0 as its initial state."""
+    steps = np.unique(automaton.step, axis=1)  # one column for all bytes with the same steps
     blocks = automaton.accepting.astype(np.int64)
     while True:
         rows = np.concatenate([blocks[:, None], blocks[steps]], axis=1)
@@ -141,6 +145,6 @@ def _merge_equal_states(automaton: Automaton) -> Automaton:
         if refined.max() == blocks.max():
             break
         blocks = refined
-    order = np.argsort(first)  # the beginning is met first
+    order = np.argsort(first)  # the initial state comes first
     number = np.argsort(order)
     return Automaton(number[refined[automaton.step[first[order]]]].astype(np.int32), automaton.accepting[first[order]])
