@@ -1,4 +1,4 @@
-"""A target that ends the process which evaluates it, once: what happens to a worker that is killed."""
+"""A target that kills a worker process, and settings that save every step."""
 
 from __future__ import annotations
 
@@ -10,21 +10,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from structured_voronoi.engine import checkpoint as checkpoints
+from structured_voronoi.engine.checkpoint import CheckpointSettings
 
 
-class Fragile:
-    """Tokens that like their neighbours; the so-manieth evaluation in some other process than the first is fatal."""
+def every_step(folder: Path | None = None) -> CheckpointSettings:
+    """A checkpoint that is saved after every step."""
+    return CheckpointSettings(folder, interval=0.0, max_time_share=1e9)
+
+
+class KillingTarget:
+    """A distribution that prefers equal neighbours.
+
+    In another process than the first, evaluation number ``fatal`` kills the process, once.
+    """
 
     def __init__(self, scratch: Path, fatal: int) -> None:
         self.embeddings = torch.randn(5, 2, generator=torch.Generator().manual_seed(0))
         self.length = 3
         self.mark, self.fatal, self.evaluations, self.home = scratch / "killed", fatal, 0, os.getpid()
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """In a worker, which writes its checkpoint after every step then."""
-        self.__dict__.update(state)
-        checkpoints.SECONDS, checkpoints.SHARE = 0.0, float("inf")
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "evaluations": 0}
 
     def log_prob(self, tokens: Tensor) -> Tensor:
         self.evaluations += 1
