@@ -1,13 +1,39 @@
-"""Steps that all trainings share: padding, optimisation, learning rates, fast matrix products."""
+"""What all trainings share: their schedule, padding, steps of the optimiser, fast matrix products."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
+
+
+class Schedule:
+    """Base class of the dataclasses with the settings of a training, which declare these fields with defaults.
+
+    Parameters
+    ----------
+    batch_size
+        Texts per step.
+    epochs
+        Passes over the texts.
+    learning_rate
+        Largest learning rate.
+    seed
+        Seed of all random numbers.
+    """
+
+    batch_size: int
+    epochs: float
+    learning_rate: float
+    seed: int
+
+    def steps(self, texts: int) -> int:
+        """Number of training steps for so many texts."""
+        return math.ceil(self.epochs * texts / self.batch_size)
 
 
 def pad_rows(

@@ -23,7 +23,7 @@ from jaxtyping import Float, Int
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from structured_voronoi.core.errors import SamplingError, one_line
+from structured_voronoi.core.errors import SamplingError
 from structured_voronoi.models.loading import Loaded, convert_errors, hidden_states
 
 Kind = Literal["light", "probe"]
@@ -202,15 +202,7 @@ class ClassifierSettings:
 
 def load_classifier(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     """Load a classifier's network, in evaluation mode, and its config."""
-
-    def explain(error: Exception) -> SamplingError:
-        return SamplingError(
-            f"classifier {folder} cannot be loaded",
-            cause=f"{type(error).__name__}: {one_line(error)}",
-            remedy="give a folder written by `svs train classifier`",
-        )
-
-    with convert_errors(explain):
+    with convert_errors(f"classifier {folder}", "give a folder written by `svs train classifier`"):
         config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
         tensors = {name: tensor.float() for name, tensor in load_file(folder / WEIGHTS_FILE).items()}
         with torch.device("meta"):  # allocates no memory for the sizes in a damaged config

@@ -5,7 +5,6 @@ It is saved as an ordinary Hugging Face sequence classifier, so its folder can a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -17,9 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from structured_voronoi.core.errors import SamplingError, one_line
 from structured_voronoi.metrics.classification import classification_report
-from structured_voronoi.models.batches import bfloat16_products, learning_rate, optimiser_step, pad_rows
+from structured_voronoi.models.batches import Schedule, bfloat16_products, learning_rate, optimiser_step, pad_rows
 from structured_voronoi.models.judge import CONFIG_FILE as JUDGE_CONFIG_FILE
 from structured_voronoi.models.judge import Judge
 from structured_voronoi.models.labels import check_labels, most_probable_labels, number_labels, split_rows
@@ -28,25 +26,17 @@ from structured_voronoi.models.wheels import WHEELS, fetched_model
 
 
 @dataclass(frozen=True)
-class EncoderSettings:
-    """Settings of fine-tuning an encoder.
+class EncoderSettings(Schedule):
+    """Settings of fine-tuning an encoder, with the fields of `Schedule`.
 
     Parameters
     ----------
     base
         A name listed by ``svs models ls``, or a folder.
-    epochs
-        Passes over the texts.
-    batch_size
-        Texts per step.
-    learning_rate
-        Largest learning rate.
     averaged_share
         The parameters are averaged over about this last share of the steps, which reduces their noise.
     max_tokens
         Tokens that are read of each text.
-    seed
-        Seed of all random numbers.
     """
 
     base: str = "minilm"
@@ -56,10 +46,6 @@ class EncoderSettings:
     averaged_share: float = 0.1
     max_tokens: int = 64
     seed: int = 1
-
-    def steps(self, texts: int) -> int:
-        """Number of training steps for so many texts."""
-        return math.ceil(self.epochs * texts / self.batch_size)
 
 
 class EncoderJudge:
@@ -167,17 +153,9 @@ def load_judge(folder: Path) -> Judge | EncoderJudge:
 
 
 def _load_encoder(folder: Path, network_options: dict[str, Any] | None = None, complete: bool = True) -> Loaded:
-    subject = f"the encoder {str(folder)!r}"
-
-    def explain(error: Exception) -> SamplingError:
-        return SamplingError(
-            f"{subject} cannot be loaded",
-            cause=f"{type(error).__name__}: {one_line(error)}",
-            remedy="give a folder of a Hugging Face model, or fetch one with `svs models get minilm`",
-        )
-
-    with convert_errors(explain):
-        auto_class = "AutoModelForSequenceClassification"
+    subject, auto_class = f"the encoder {str(folder)!r}", "AutoModelForSequenceClassification"
+    remedy = "give a folder of a Hugging Face model, or fetch one with `svs models get minilm`"
+    with convert_errors(subject, remedy):
         return from_pretrained(auto_class, str(folder), subject, network_options, complete=complete)
 
 

@@ -6,7 +6,6 @@ classifier of the base model, which reads its embeddings, also works for the fin
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch
 from torch import nn
 
 from structured_voronoi.core.errors import SamplingError
-from structured_voronoi.models.batches import bfloat16_products
+from structured_voronoi.models.batches import Schedule, bfloat16_products
 from structured_voronoi.models.corpora import Corpus
 from structured_voronoi.models.loading import load_model
 from structured_voronoi.models.training import (
@@ -34,8 +33,8 @@ FINE_TUNING_TICKS = 1000
 
 
 @dataclass(frozen=True)
-class FineTuningSettings:
-    """Settings of fine-tuning.
+class FineTuningSettings(Schedule):
+    """Settings of fine-tuning, with the fields of `Schedule`.
 
     Parameters
     ----------
@@ -43,20 +42,12 @@ class FineTuningSettings:
         The pretrained model, as in `load_model`.
     minutes
         Largest time; training ends earlier if all epochs are done.
-    epochs
-        Passes over the texts.
     layers
         Number of layers, from the last one, that are trained.
     context
         Largest number of tokens of a text.
-    batch_size
-        Texts per step.
-    learning_rate
-        Largest learning rate.
     max_held_out_texts
         Largest number of texts for the held-out loss.
-    seed
-        Seed of all random numbers.
     """
 
     base: str
@@ -68,10 +59,6 @@ class FineTuningSettings:
     learning_rate: float = 2e-4
     max_held_out_texts: int = 400
     seed: int = 0
-
-    def steps(self, texts: int) -> int:
-        """Number of training steps for so many texts."""
-        return math.ceil(self.epochs * texts / self.batch_size)
 
 
 @torch.random.fork_rng()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,11 +63,15 @@ def load_model(name: str, device: str = "cpu", dtype: str = "float32") -> Loaded
     if "gguf_file" in options:
         _disable_gguf_progress_bar()
     subject = f"model {name}"
-    with convert_errors(lambda error: _load_error(name, source, error)):
+    try:
         loaded = from_pretrained("AutoModelForCausalLM", source, subject, {"dtype": DTYPES[dtype]}, **options)
         loaded.network.to(device)
         _limit_context(loaded.network)
         _check_head(subject, loaded.network)
+    except SamplingError:
+        raise
+    except Exception as error:  # the libraries raise many kinds of exceptions
+        raise _load_error(name, source, error) from error
     return loaded
 
 
@@ -133,14 +137,15 @@ def from_pretrained(
 
 
 @contextlib.contextmanager
-def convert_errors(convert: Callable[[Exception], SamplingError]) -> Iterator[None]:
-    """Replace the exceptions of other libraries, which are of many kinds, by a `SamplingError`."""
+def convert_errors(subject: str, remedy: str) -> Iterator[None]:
+    """Replace exceptions of other libraries, which are of many kinds, by a `SamplingError`: it cannot be loaded."""
     try:
         yield
     except SamplingError:
         raise
     except Exception as error:
-        raise convert(error) from error
+        cause = f"{type(error).__name__}: {one_line(error)}"
+        raise SamplingError(f"{subject} cannot be loaded", cause=cause, remedy=remedy) from error
 
 
 def hub_options(name: str, known_names: Sequence[str] = ()) -> dict[str, Any]:

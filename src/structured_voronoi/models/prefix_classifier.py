@@ -7,7 +7,6 @@ text is cut at a random length every time it is read.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from structured_voronoi.core.errors import SamplingError, did_you_mean
-from structured_voronoi.models.batches import optimiser_step, pad_rows
+from structured_voronoi.models.batches import Schedule, optimiser_step, pad_rows
 from structured_voronoi.models.classifiers import pooled_lstm
 from structured_voronoi.models.labels import most_probable_labels, number_labels
 
@@ -28,8 +27,8 @@ WEIGHTS_FILE, CONFIG_FILE = "prefix_classifier.safetensors", "config.json"
 
 
 @dataclass(frozen=True)
-class PrefixSettings:
-    """Settings of a prefix classifier and of its training.
+class PrefixSettings(Schedule):
+    """Settings of a prefix classifier and of its training, with the fields of `Schedule`.
 
     Parameters
     ----------
@@ -41,14 +40,6 @@ class PrefixSettings:
         Layers of the LSTM.
     dropout
         Dropout probability.
-    batch_size
-        Texts per step.
-    epochs
-        Passes over the texts.
-    learning_rate
-        Learning rate of Adam.
-    seed
-        Seed of all random numbers.
     """
 
     embedding: int = 300
@@ -59,10 +50,6 @@ class PrefixSettings:
     epochs: float = 3.0
     learning_rate: float = 1e-3
     seed: int = 0
-
-    def steps(self, texts: int) -> int:
-        """Number of training steps for so many texts."""
-        return math.ceil(self.epochs * texts / self.batch_size)
 
 
 class PrefixClassifier(nn.Module):

@@ -19,19 +19,8 @@ LABELS = {"food": FOODS, "price": PRICES, "rating": RATINGS, "area": AREAS, "fam
 
 _FIRST = ("The Golden", "The Silver", "The Old", "The Little", "The Green", "The Blue", "The Hungry", "The Royal")
 _SECOND = (
-    "Lantern",
-    "Anchor",
-    "Kettle",
-    "Garden",
-    "Spoon",
-    "Harbour",
-    "Fox",
-    "Willow",
-    "Mill",
-    "Table",
-    "Plough",
-    "Swan",
-)
+    "Lantern", "Anchor", "Kettle", "Garden", "Spoon", "Harbour", "Fox", "Willow", "Mill", "Table", "Plough", "Swan",
+)  # fmt: skip
 _SINGLE = ("Marlow's", "Bellini", "Ostra", "Casa Verde", "Number Nine", "Tamarind", "Juniper", "Pier House")
 _LANDMARKS = (
     "the cathedral", "the old bridge", "the market", "the railway station", "the theatre", "the town hall",

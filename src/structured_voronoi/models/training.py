@@ -10,14 +10,14 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from structured_voronoi.core.errors import SamplingError
-from structured_voronoi.models.batches import learning_rate, pad_rows
+from structured_voronoi.models.batches import Schedule, learning_rate, pad_rows
 from structured_voronoi.models.corpora import Corpus, digest
 from structured_voronoi.models.loading import Loaded, head, hidden_states, quiet_libraries, save_model
 from structured_voronoi.models.training_run import TrainingCheckpoint, TrainingRun
@@ -25,21 +25,9 @@ from structured_voronoi.models.training_run import TrainingCheckpoint, TrainingR
 REPORT_FILE = "training.json"
 
 
-class Schedule(Protocol):
-    """The settings that `train_on_texts` reads."""
-
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def learning_rate(self) -> float: ...
-    @property
-    def seed(self) -> int: ...
-    def steps(self, texts: int) -> int: ...
-
-
 @dataclass(frozen=True)
-class TrainingSettings:
-    """Settings of a language model and of its training.
+class TrainingSettings(Schedule):
+    """Settings of a language model and of its training, with the fields of `Schedule`.
 
     Parameters
     ----------
@@ -49,14 +37,6 @@ class TrainingSettings:
         Size of the network.
     context
         Largest number of tokens of a text.
-    batch_size
-        Texts per step.
-    epochs
-        Passes over the texts.
-    learning_rate
-        Largest learning rate.
-    seed
-        Seed of all random numbers.
     """
 
     vocabulary: int = 1000
@@ -68,10 +48,6 @@ class TrainingSettings:
     epochs: float = 1.0
     learning_rate: float = 2e-3
     seed: int = 0
-
-    def steps(self, texts: int) -> int:
-        """Number of training steps for so many texts."""
-        return math.ceil(self.epochs * texts / self.batch_size)
 
 
 @torch.random.fork_rng()
