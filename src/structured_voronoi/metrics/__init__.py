@@ -1,1 +1,1 @@
-"""Metrics: functions from arrays to numbers."""
+"""Functions from arrays to numbers."""

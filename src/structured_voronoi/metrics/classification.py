@@ -1,4 +1,4 @@
-"""How well predicted labels fit the true ones."""
+"""Quality of predicted labels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,25 @@ from typing import Any
 
 
 def classification_report(truth: Sequence[str], predicted: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
-    """Precision, recall, F1 and count of each label, their macro-F1, and the accuracy; 0 where a denominator is 0."""
+    """Return precision, recall, F1 and count of each label, the macro-F1 and the accuracy.
+
+    Parameters
+    ----------
+    truth, predicted
+        True and predicted label of each text.
+    labels
+        Labels to report.
+
+    Returns
+    -------
+    dict
+        Keys ``classes``, ``macro_f1``, ``accuracy`` and ``count``; ratios with denominator 0 are 0.
+
+    Examples
+    --------
+    >>> classification_report(["a", "b"], ["a", "a"], ["a", "b"])["classes"]["a"]
+    {'precision': 0.5, 'recall': 1.0, 'f1': 0.6666666666666666, 'count': 1}
+    """
     pairs = list(zip(truth, predicted, strict=True))
     classes = {}
     for label in labels:

@@ -1,4 +1,4 @@
-"""How far an empirical distribution over known states is from the truth."""
+"""Distances between an empirical distribution over known states and the true one."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from numpy import ndarray
 
 
 def total_variation(counts: Int[ndarray, "*batch state"], truth: Float[ndarray, " state"]) -> Float[ndarray, "*batch"]:
-    """½ Σ |empirical - truth|."""
+    """Return ½ Σ |empirical - truth|."""
     distance: ndarray = np.abs(counts / counts.sum(-1, keepdims=True) - truth).sum(-1) / 2
     return distance
 
 
 def jensen_shannon(counts: Int[ndarray, "*batch state"], truth: Float[ndarray, " state"]) -> Float[ndarray, "*batch"]:
-    """The Jensen–Shannon divergence in nats (not its square root, which scipy returns)."""
+    """Return the Jensen–Shannon divergence in nats (scipy returns its square root)."""
     empirical = counts / counts.sum(-1, keepdims=True)
     middle = (empirical + truth) / 2
 
@@ -33,29 +33,32 @@ def jensen_shannon(counts: Int[ndarray, "*batch state"], truth: Float[ndarray, "
 
 @dataclass(frozen=True)
 class Fit:
-    """How an empirical distribution compares with as many independent draws."""
+    """Comparison of an empirical distribution with the same number of independent draws."""
 
     tv: float
+    """Total variation distance from the truth."""
     floor: float
-    """Mean total variation of as many independent draws."""
+    """Mean total variation distance of independent draws."""
     floor_sd: float
+    """Its standard deviation."""
     p_value: float
-    """Chi-square test against the truth, states pooled to expected counts of at least 5."""
+    """Chi-square test against the truth; states are pooled to expected counts of at least 5."""
 
     @property
     def ratio(self) -> float:
+        """Total variation distance divided by its floor."""
         return self.tv / self.floor
 
     @property
     def z(self) -> float:
-        """How many standard deviations of independent sets the total variation lies above their mean."""
+        """Standard deviations of independent draws by which the distance exceeds its floor."""
         return (self.tv - self.floor) / self.floor_sd
 
 
 def goodness_of_fit(
     counts: Int[ndarray, " state"], truth: Float[ndarray, " state"], seed: int = 0, sets: int = 200
 ) -> Fit:
-    """Compare counts of independent chains with the truth."""
+    """Compare the counts of independent draws with the truth, and with ``sets`` simulated sets of them."""
     number = int(counts.sum())
     independent = np.random.default_rng(seed).multinomial(number, truth / truth.sum(), size=sets)
     floor = total_variation(independent, truth)
@@ -65,7 +68,7 @@ def goodness_of_fit(
 
 
 def pooled_chi_square(counts: Int[ndarray, " state"], truth: Float[ndarray, " state"]) -> float:
-    """The p-value of Pearson's test; the rarest states are pooled until each group expects at least 5."""
+    """Return the p-value of Pearson's test; rare states are pooled until each group expects at least 5."""
     from scipy import stats
 
     order = np.argsort(truth)
@@ -83,13 +86,15 @@ def pooled_chi_square(counts: Int[ndarray, " state"], truth: Float[ndarray, " st
 
 
 class Interval(NamedTuple):
+    """Estimate with its confidence interval."""
+
     mean: float
     low: float
     high: float
 
 
 def mean_interval(values: Float[ndarray, " run"], level: float = 0.95) -> Interval:
-    """The mean of independent runs with its normal confidence interval."""
+    """Return the mean of independent runs with its normal confidence interval."""
     from scipy import stats
 
     mean, error = float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values)))
@@ -98,5 +103,5 @@ def mean_interval(values: Float[ndarray, " run"], level: float = 0.95) -> Interv
 
 
 def difference(a: ndarray, b: ndarray) -> tuple[float, float]:
-    """The difference of two means and its standard error."""
+    """Return the difference of two means and its standard error."""
     return float(a.mean() - b.mean()), float(np.sqrt(a.var(ddof=1) / len(a) + b.var(ddof=1) / len(b)))

@@ -1,4 +1,4 @@
-"""Figures, drawn without a screen."""
+"""Figures that need no display."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def new_figure(width: float, height: float, **layout: Any) -> tuple[Figure, Any]:
-    """A figure and its axes, without the lines at the top and on the right."""
+    """Return a figure and its axes, without the top and right spines."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

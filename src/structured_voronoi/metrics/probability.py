@@ -1,4 +1,4 @@
-"""The probability of the controls, with its interval, from the weights of tries."""
+"""Probability of the controls, with its confidence interval, from importance weights."""
 
 from __future__ import annotations
 
@@ -15,46 +15,53 @@ from structured_voronoi.metrics.divergence import Interval
 from structured_voronoi.metrics.text import wilson
 from structured_voronoi.metrics.weights import effective_share, fit_tail
 
-MIN_WEIGHTS_FOR_SHAPE = 200
-"""Positive weights without which the shape of their tail is not computed."""
 MIN_EFFECTIVE_TEXTS, MAX_LARGEST_SHARE, MAX_PARETO_K = 50.0, 0.1, 0.7
-"""What a reliable estimate has: so many effective texts, no larger weight, no heavier tail."""
+"""Limits of a reliable estimate: effective sample size, share of the largest weight, shape of the tail."""
 
 
 @dataclass(frozen=True)
 class Probability:
-    """E_p[W]: for hard controls, the probability that a text of the model satisfies all of them."""
+    """Probability that a text of the model satisfies the controls; for soft controls, the mean of their product.
+
+    Examples
+    --------
+    >>> import structured_voronoi as sv
+    >>> found = sv.probability("bundled", "Near the", [sv.keyword("river")], texts=256, max_tokens=20, progress=False)
+    >>> found.low <= found.value <= found.high
+    True
+    """
 
     value: float
-    """0 where it is too small for a floating-point number; ``log10_value`` is not."""
+    """0 if it is too small for a floating-point number; use ``log10_value`` then."""
     low: float
     high: float
-    """The ends of the 95 % interval."""
+    """End of the 95 % confidence interval, as ``low`` is its beginning."""
     log10_value: float
-    """-inf where no text satisfied the controls."""
+    """-inf if no text satisfied the controls."""
     relative_error: float
-    """The standard error divided by the value."""
+    """Standard error divided by the value."""
     effective_share: float
-    """(Σw)² / (n Σw²): the worth of a weighted text in independent ones."""
+    """(Σw)² / (n Σw²): effective sample size divided by the number of texts."""
     largest_share: float
-    """The share of the largest weight in the sum of all."""
+    """Largest weight divided by the sum of all."""
     pareto_k: float | None
-    """The shape of the tail of the weights; None with fewer than 200 positive weights, or where they are alike."""
+    """Shape of the tail of the weights; None with fewer than 200 positive weights, or if the weights are equal."""
     pareto_k_error: float | None
-    """Its standard error."""
+    """Standard error of ``pareto_k``."""
     reliable: bool
+    """Whether the effective sample size and the weights are sufficient for the interval to be trusted."""
     evaluations: int
-    """Texts that were drawn, including those that the proposal learnt from."""
+    """Texts drawn from proposals, including those for training."""
     texts: int
-    """Texts that the value was computed from."""
+    """Texts from which the value is computed."""
     monte_carlo: Interval | None = None
-    """The share of as many texts of the model itself that satisfy the controls; if it was asked for."""
+    """Share of as many texts of the model that satisfy the controls, if requested."""
     ending: Interval | None = None
-    """The share of texts of the model that end within the maximum number of tokens, where they must; the value is
-    divided by it."""
+    """With ``finish="stop"``: share of texts of the model that end within ``max_tokens``, by which the value is divided.
+    """
 
     def __str__(self) -> str:
-        """The value with its interval, in powers of ten where it is too small for a floating-point number."""
+        """Return the value with its interval, as powers of ten if it is too small for a floating-point number."""
         if self.low >= sys.float_info.min or self.log10_value == -math.inf:
             return f"{self.value:.3g} (95 %: {self.low:.3g} – {self.high:.3g})"
         middle, half = self.log10_value, 1.96 * self.relative_error / math.log(10)
@@ -62,7 +69,7 @@ class Probability:
 
     @property
     def verdict(self) -> str:
-        """Whether the figure is reliable, why, and what to do if it is not."""
+        """Whether the value is reliable, why, and what to do if it is not, in one sentence."""
         if self.log10_value == -math.inf:
             return (
                 f"no estimate: none of {self.texts:,} texts satisfied the controls, so their probability is below "
@@ -73,12 +80,12 @@ class Probability:
         if self.pareto_k is not None:
             facts += f", Pareto k {self.pareto_k:.2f} ± {self.pareto_k_error:.2f}"
         if self.ending is not None:
-            facts += f", {100 * self.ending.mean:.3g} % of the model's texts end in time"
+            facts += f", {100 * self.ending.mean:.3g} % of the model's texts end within the maximum number of tokens"
         return f"reliable ({facts})" if self.reliable else f"unreliable ({facts}): use more texts"
 
     @property
     def comparison(self) -> str:
-        """Plain Monte Carlo at the same cost: drawn if that was asked for, else computed from the value."""
+        """Comparison with plain Monte Carlo of as many texts, in one sentence; computed from the value unless drawn."""
         ended = self.evaluations if self.ending is None else self.evaluations * self.ending.mean
         start = f"plain Monte Carlo with as many texts ({self.evaluations:,})"
         if self.monte_carlo is not None:
@@ -93,9 +100,27 @@ class Probability:
 
 
 def estimate_probability(log_weight: Float[ndarray, " text"], evaluations: int, is_plain: bool = False) -> Probability:
-    """The mean of the weights.
+    """Estimate the mean of importance weights.
 
-    Weights of texts that the model itself has drawn (``is_plain``) are at most 1, so that their sum counts as hits.
+    Parameters
+    ----------
+    log_weight
+        Log weight of each text.
+    evaluations
+        Number of texts drawn altogether.
+    is_plain
+        Whether the texts were drawn from the model, so that weights are at most 1.
+
+    Returns
+    -------
+    Probability
+        The mean with its 95 % interval, and whether it is reliable.
+
+    Examples
+    --------
+    >>> found = estimate_probability(np.log([0.5, 1.0, 0.25, 0.25]), evaluations=4)
+    >>> round(found.value, 3), found.reliable
+    (0.5, False)
     """
     count, largest = len(log_weight), float(log_weight.max()) if len(log_weight) else -math.inf
     if not math.isfinite(largest):
@@ -109,10 +134,10 @@ def estimate_probability(log_weight: Float[ndarray, " text"], evaluations: int, 
     if is_plain:
         low, high = _interval_of_hits(float(np.exp(log_weight).sum()), count)
     share, top, tail = effective_share(weight), float(weight.max() / weight.sum()), None
-    if (weight > 0).sum() >= MIN_WEIGHTS_FOR_SHAPE:
+    if (weight > 0).sum() >= 200:
         tail = fit_tail(weight)
     reliable = share * count >= MIN_EFFECTIVE_TEXTS and top <= MAX_LARGEST_SHARE
-    if tail is not None and top > MAX_LARGEST_SHARE / 10:  # small weights cannot mislead, however they are distributed
+    if tail is not None and top > MAX_LARGEST_SHARE / 10:  # with small weights the tail does not matter
         reliable = reliable and tail.shape <= MAX_PARETO_K
     return Probability(
         math.exp(log_value),
@@ -131,14 +156,14 @@ def estimate_probability(log_weight: Float[ndarray, " text"], evaluations: int, 
 
 
 def _interval(weight: Float[ndarray, " text"], log_value: float, relative: float) -> tuple[float, float]:
-    """The 95 % interval of the mean."""
+    """Return the 95 % interval of the mean."""
     effective = effective_share(weight) * len(weight)
     width = float(stats.t.ppf(0.975, max(2.0, effective - 1))) * relative
     return math.exp(log_value - width), min(1.0, math.exp(min(0.0, log_value + width)))
 
 
 def _interval_of_hits(hits: float, count: int) -> tuple[float, float]:
-    """The 95 % interval of Wilson; no number in [0, 1] varies more than a hit with the same mean."""
+    """Return the 95 % Wilson interval; no variable in [0, 1] has a larger variance than a hit of the same mean."""
     share, z = hits / count, 1.96
     centre = (share + z * z / (2 * count)) / (1 + z * z / count)
     half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / (1 + z * z / count)
@@ -146,7 +171,7 @@ def _interval_of_hits(hits: float, count: int) -> tuple[float, float]:
 
 
 def given_the_end(found: Probability, ended: int, texts: int) -> Probability:
-    """The probability divided by that of ending, with the errors of both."""
+    """Return the probability divided by that of ending, with the errors of both."""
     share = wilson(ended, texts)
     if found.log10_value == -math.inf or not ended:
         return replace(found, ending=share, evaluations=found.evaluations + texts)
