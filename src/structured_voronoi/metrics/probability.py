@@ -57,8 +57,7 @@ class Probability:
     monte_carlo: Interval | None = None
     """Share of as many texts of the model that satisfy the controls, if requested."""
     ending: Interval | None = None
-    """With ``finish="stop"``: share of texts of the model that end within ``max_tokens``, by which the value is divided.
-    """
+    """With ``finish="stop"``: share of texts of the model that end; the value is divided by it."""
 
     def __str__(self) -> str:
         """Return the value with its interval, as powers of ten if it is too small for a floating-point number."""

@@ -1,4 +1,4 @@
-"""One token from a categorical distribution over embedded elements: the paper's toy and hypercube."""
+"""Categorical distributions over embedded tokens, with the toy and the hypercube of the paper."""
 
 from __future__ import annotations
 
@@ -12,16 +12,35 @@ from structured_voronoi.core.errors import SamplingError
 from structured_voronoi.targets.tabular import TabularTarget
 
 TOY_PROBABILITIES = (0.05, 0.15, 0.3, 0.5)
-"""The paper does not print the toy's distribution; this one is ours."""
+"""Probabilities of the toy, which the paper does not print."""
 
 
 class CategoricalTarget(TabularTarget):
-    """p over M elements with embeddings in R^d, inside the box [-box, box]^d if one is given.
+    """Distribution of one token over M embedded tokens.
 
-    ``gradient`` is an optional steering field, one vector an element.
+    Parameters
+    ----------
+    embeddings
+        Tensor (M, d).
+    log_prob
+        log p of each token, up to a constant; -inf for impossible tokens.
+    box
+        Every coordinate of x lies in [-box, box]; required by ``base="uniform"``.
+    gradient
+        Steering field, one vector per token.
 
-    >>> toy(temperature=1.0).probabilities()
-    tensor([0.0500, 0.1500, 0.3000, 0.5000], dtype=torch.float64)
+    Raises
+    ------
+    SamplingError
+        If shapes do not match, or an embedding lies outside the box.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import structured_voronoi as sv
+    >>> target = sv.CategoricalTarget(torch.eye(2), torch.tensor([0.25, 0.75]).log())
+    >>> target.probabilities()
+    tensor([0.2500, 0.7500], dtype=torch.float64)
     """
 
     def __init__(
@@ -34,35 +53,48 @@ class CategoricalTarget(TabularTarget):
         if log_prob.ndim != 1:
             raise SamplingError(
                 f"log_prob has shape {tuple(log_prob.shape)}",
-                remedy="one number for each element is needed, or sv.TabularTarget for sequences",
+                remedy="give one number per token, or use sv.TabularTarget for sequences",
             )
         super().__init__(embeddings, log_prob, gradient)
         if box is not None:
             outside = (embeddings.abs() > box).any(-1).nonzero()
             if not 0 < box < float("inf") or len(outside):
-                where = f"leaves out the embedding of token {int(outside[0, 0])}" if len(outside) else "is no size"
+                problem = f"excludes the embedding of token {int(outside[0, 0])}" if len(outside) else "is not finite"
                 raise SamplingError(
-                    f"box = {box} {where}",
-                    remedy=f"the largest coordinate is {float(embeddings.abs().max()):g}, choose a larger box",
+                    f"{box} {problem}",
+                    argument="box",
+                    remedy=f"use a box larger than the largest coordinate, {float(embeddings.abs().max()):g}",
                 )
         self.box = box
 
 
 def toy(temperature: float = 1.0) -> CategoricalTarget:
-    """Four square cells in the plane (the paper's example 3.3) at a temperature."""
+    """Return the toy of the paper (example 3.3): four square cells in the plane.
+
+    Examples
+    --------
+    >>> toy(temperature=1.0).probabilities()
+    tensor([0.0500, 0.1500, 0.3000, 0.5000], dtype=torch.float64)
+    """
     corners = torch.tensor([[1.0, 1], [-1, 1], [-1, -1], [1, -1]], dtype=torch.float64)
     return CategoricalTarget(corners, torch.tensor(TOY_PROBABILITIES, dtype=torch.float64).log() / temperature, box=2.0)
 
 
 def hypercube(dimensions: int, temperature: float = 0.5) -> CategoricalTarget:
-    """2^k cubic cells in R^k, with probabilities ∝ 1, 2, 3, … before the temperature."""
+    """Return the hypercube of the paper: 2^k cubic cells in R^k with probabilities ∝ 1, 2, 3, … at temperature 1.
+
+    Examples
+    --------
+    >>> hypercube(1, temperature=1.0).probabilities()
+    tensor([0.3333, 0.6667], dtype=torch.float64)
+    """
     corners = torch.tensor(list(itertools.product([1.0, -1.0], repeat=dimensions)), dtype=torch.float64)
     weights = torch.arange(1, len(corners) + 1, dtype=torch.float64)
     return CategoricalTarget(corners, weights.log() / temperature, box=2.0)
 
 
 def slopes(embeddings: Float[Tensor, "token d"], log_prob: Float[Tensor, " token"]) -> Float[Tensor, "token 1 d"]:
-    """A steering field: at each embedding the slope of log p that fits the others best, near ones above all."""
+    """Return a steering field: the slope of log p at each embedding by least squares, weighted by nearness."""
     apart = embeddings[None] - embeddings[:, None]
     distance = apart.norm(dim=-1)
     near = distance.masked_fill(distance == 0, torch.inf).amin(-1)
