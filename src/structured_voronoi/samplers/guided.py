@@ -1,16 +1,17 @@
-"""Guided: texts proposed with a lookahead; exact for any lookahead, as weights use the true p and the true controls.
+"""Guided sampling: texts are proposed by a lookahead and weighted by p W / q.
 
-Each step draws a suffix of the text anew from q and accepts it with min(1, w'/w), w = p W / q, where the prefix
-cancels. Then come iterated sampling importance resampling moves (Andrieu, Doucet, Holenstein 2010): given the text m,
-draw K - 1 texts from q and choose among all K with probability ∝ w. Both keep p W, and as the fresh texts do not depend
-on m, those of all choices are drawn in one batch with the suffix. The lookahead is frozen before the first step.
+Each step redraws a suffix from the proposal q and accepts it with probability min(1, w'/w), where the prefix cancels in
+the weights w = p W / q. Then follow iterated sampling importance resampling moves (Andrieu, Doucet and Holenstein
+2010): draw K - 1 texts from q and choose one of all K texts with probability ∝ w. Both keep p W stationary for every
+lookahead, because weights use the true p and the true controls. The fresh texts do not depend on the current one, so
+they are drawn in one batch with the suffix.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -26,36 +27,59 @@ from structured_voronoi.problem.drawing import check_autoregressive
 from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.problem.starts import checked_start, refuse_impossible_start
 
-START_TRIES, START_ROUNDS = 8, 100
-"""Proposals, or as many as a choice has, among which a chain looks for its first text; and how often, at most."""
+MIN_START_TRIES = 8
+"""Fewest proposals among which a chain chooses its first text."""
 
 
 class State(NamedTuple):
+    """The current text with its weight."""
+
     text: Proposal
     moves: int
-    """How many suffixes were drawn: each begins at a position of its own."""
+    """The number of steps so far, which selects the next suffix."""
     lookahead: Lookahead
 
     @property
     def tokens(self) -> Int[Tensor, "chain n"]:
+        """The tokens of the text."""
         return self.text.tokens
 
     @property
     def energy(self) -> Float[Tensor, " chain"]:
+        """U(m) of the text."""
         return -(self.text.log_p.sum(-1) + self.text.log_rest)
 
 
 @dataclass(frozen=True, eq=False)
 class Guided:
-    """Settings of guided sampling; without a lookahead it fits its own."""
+    """Choose among texts that a lookahead proposes.
+
+    Parameters
+    ----------
+    lookahead
+        The proposal; None: fit one to the target.
+    tries
+        K, the texts among which a chain chooses, including the current one.
+    texts
+        Texts from which a lookahead is learned if none is given.
+    choices
+        Choices of one step, each among the current text and K - 1 fresh ones.
+
+    Examples
+    --------
+    >>> import structured_voronoi as sv
+    >>> target = sv.verify.sentences(controlled=True)
+    >>> draws = sv.sample(target, sv.Guided(tries=4, texts=64), chains=4, draws=10, progress=False)
+    >>> draws["posterior"]["tokens"].shape
+    (4, 10, 3)
+    """
 
     lookahead: Lookahead | None = None
     tries: int = 16
-    """K: texts among which a chain chooses, the present one included."""
     texts: int = 2048
-    """Of the pilot that a lookahead of its own learns from."""
     choices: int = 1
-    """How often a step chooses, each time among the present text and K - 1 fresh ones."""
+
+    exact: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_count(tries=self.tries, texts=self.texts, choices=self.choices)
@@ -66,15 +90,15 @@ class Guided:
         return 1 + self.choices * (self.tries - 1)
 
     def tuned(self, target: Target | Problem, seed: int, start: Start = None) -> Guided:
-        """With a lookahead that is fitted to the target."""
+        """A copy with a lookahead that is fitted to the target."""
         if self.lookahead is not None:
             return self
         return replace(self, lookahead=Lookahead.fit(target, texts=self.texts, seed=seed))
 
     def init(self, target: Target | Problem, rng: Rng, start: Start) -> State:
-        """Chains begin at one of their own proposals, chosen by weight, or at the given tokens."""
+        """The first state: the given tokens, or proposals chosen by weight."""
         problem = bind(target)
-        check_autoregressive(problem, "guided sampling")
+        check_autoregressive(problem, "sv.Guided")
         lookahead = self.tuned(problem, rng.seed).lookahead
         assert lookahead is not None
         lookahead.check_fits(problem)
@@ -82,41 +106,18 @@ class Guided:
             given = State(lookahead.score(problem, checked_start(problem, start, len(rng))), 0, lookahead)
             refuse_impossible_start(given.tokens, given.energy.isfinite())
             return given
-        text = self._find_start(problem, lookahead, rng.fork("start"))
-        return State(text, 0, lookahead)
-
-    def _find_start(self, problem: Problem, lookahead: Lookahead, rng: Rng) -> Proposal:
-        """One of its own proposals for each chain, by weight; those that have found none go on looking."""
-        tries, lost = max(self.tries, START_TRIES), torch.arange(len(rng), device=problem.device)
-        text: Proposal | None = None
-        for _ in range(START_ROUNDS):
-            row_rng = rng.select(lost)
-            drawn = self._draw_texts(problem, lookahead, row_rng, tries)
-            picked = _taken(drawn, self._pick(row_rng, self._log_weights(drawn)))
-            rng.catch_up(lost, row_rng)
-            if text is None:
-                text = picked
-            else:
-                for part, of_lost in zip(text, picked, strict=True):
-                    part[lost] = of_lost
-            lost = lost[~picked.log_weight.isfinite()]
-            if not len(lost):
-                return text
-        raise NoStartError(
-            f"{len(lost)} of {len(rng)} chains found no text of finite energy among {START_ROUNDS * tries} proposals "
-            "each",
-            remedy="fit the lookahead on more texts, or give tokens to start from",
-        )
+        return State(self._find_start(problem, lookahead, rng.fork("start")), 0, lookahead)
 
     def step(self, target: Target | Problem, rng: Rng, state: State) -> tuple[State, Info]:
+        """A suffix and ``choices`` choices."""
         problem = bind(target)
-        where = Rng(rng.seed, [state.moves], "guided suffixes").uniform()[0]  # all chains share it
+        where = Rng(rng.seed, [state.moves], "guided suffixes").uniform()[0]  # shared by all chains
         begin = int(where * problem.length)
         redrawn, *fresh = self._draw_texts(problem, state.lookahead, rng, self.drawn, state.tokens[:, :begin])
         suffix = accept_suffix(state.text, redrawn, rng.uniform(), self.log_weight)
         texts = [suffix.text, *fresh]
         log_weights = self._log_weights(texts)
-        new = State(_taken(texts, self._choose(rng, log_weights)), state.moves + 1, state.lookahead)
+        new = State(_texts_at(texts, self._choose(rng, log_weights)), state.moves + 1, state.lookahead)
         drawn = torch.full_like(new.tokens[:, 0], self.drawn)
         info = blank_info(new.energy)._replace(
             evaluations=drawn,
@@ -145,8 +146,30 @@ class Guided:
         return Synchronised(state._replace(text=text), moved.long(), torch.zeros_like(tokens[:, 0]))
 
     def log_weight(self, text: Proposal) -> Float[Tensor, " row"]:
-        """log of p W / q."""
+        """log of the importance weight p W / q."""
         return text.log_weight
+
+    def _find_start(self, problem: Problem, lookahead: Lookahead, rng: Rng) -> Proposal:
+        """A proposal of finite weight for each chain."""
+        tries, rounds, lost = max(self.tries, MIN_START_TRIES), 100, torch.arange(len(rng), device=problem.device)
+        text: Proposal | None = None
+        for _ in range(rounds):
+            row_rng = rng.select(lost)
+            drawn = self._draw_texts(problem, lookahead, row_rng, tries)
+            picked = _texts_at(drawn, self._pick(row_rng, self._log_weights(drawn)))
+            rng.catch_up(lost, row_rng)
+            if text is None:
+                text = picked
+            else:
+                for part, of_lost in zip(text, picked, strict=True):
+                    part[lost] = of_lost
+            lost = lost[~picked.log_weight.isfinite()]
+            if not len(lost):
+                return text
+        raise NoStartError(
+            f"{len(lost)} of {len(rng)} chains found no text of finite energy in {rounds * tries} proposals",
+            remedy="fit the lookahead on more texts, or give tokens to start from",
+        )
 
     def _draw_texts(
         self,
@@ -156,7 +179,7 @@ class Guided:
         count: int,
         prefix: Int[Tensor, "chain kept"] | None = None,
     ) -> list[Proposal]:
-        """``count`` texts for each chain, as one batch; the first with a given prefix, if there is one."""
+        """``count`` texts for each chain as one batch; the first begins with ``prefix``, if it is given."""
         levels = rng.uniform(count, problem.length).transpose(0, 1).flatten(0, 1)
         drawn = lookahead.draw(problem, levels, prefix)
         columns = [part.view(count, len(rng), *part.shape[1:]) for part in drawn]
@@ -166,7 +189,7 @@ class Guided:
         return torch.stack([self.log_weight(text) for text in texts], dim=-1)
 
     def _choose(self, rng: Rng, log_weights: Float[Tensor, "chain text"]) -> Int[Tensor, " chain"]:
-        """Where each chain is after all choices: at first at the first text, the others are fresh."""
+        """The text of each chain after all choices; the first is the current one, the others are fresh."""
         here = torch.zeros(len(rng), dtype=torch.int64, device=log_weights.device)
         for begin in range(1, log_weights.shape[1], max(1, self.tries - 1)):
             present, fresh = log_weights.gather(-1, here[:, None]), log_weights[:, begin : begin + self.tries - 1]
@@ -175,24 +198,20 @@ class Guided:
         return here
 
     def _pick(self, rng: Rng, log_weights: Float[Tensor, "chain text"]) -> Int[Tensor, " chain"]:
-        """One of the texts for each chain, ∝ weight."""
-        is_lost = ~log_weights.isfinite().any(-1, keepdim=True)  # while a start is looked for: any will do
-        return inverse_cdf(torch.where(is_lost, 0.0, log_weights), rng.uniform())
-
-
-def _taken(texts: list[Proposal], choice: Int[Tensor, " chain"]) -> Proposal:
-    """The text of each chain at its choice."""
-    chains = torch.arange(len(choice), device=choice.device)
-    return Proposal(*(torch.stack(column)[choice, chains] for column in zip(*texts, strict=True)))
+        """A text for each chain with probability ∝ weight; any, if all weights are 0."""
+        all_zero = ~log_weights.isfinite().any(-1, keepdim=True)
+        return inverse_cdf(torch.where(all_zero, 0.0, log_weights), rng.uniform())
 
 
 class RedrawnSuffix(NamedTuple):
+    """The outcome of a redraw of a suffix."""
+
     text: Proposal
-    """The proposed texts where they were accepted, else the present ones."""
+    """The proposed texts if accepted, else the current ones."""
     proposed: Int[Tensor, "chain n"]
     accepted: Bool[Tensor, " chain"]
     finite: Bool[Tensor, " chain"]
-    """Was the proposed text possible?"""
+    """Whether the proposed text has a finite weight."""
 
 
 def redraw_suffix(
@@ -203,7 +222,7 @@ def redraw_suffix(
     start: int,
     log_weight: Callable[[Proposal], Float[Tensor, " row"]],
 ) -> RedrawnSuffix:
-    """All positions from ``start`` on drawn anew from q, accepted by the ratio of weights."""
+    """Redraw all positions from ``start`` on from the lookahead, and accept by the ratio of weights."""
     levels, accept_level = rng.uniform(problem.length - start), rng.uniform()
     drawn = lookahead.propose(problem, here.tokens, start, levels)
     there = drawn._replace(
@@ -220,16 +239,17 @@ def accept_suffix(
     accept_level: Float[Tensor, " row"],
     log_weight: Callable[[Proposal], Float[Tensor, " row"]],
 ) -> RedrawnSuffix:
-    """Texts whose suffixes were drawn from q, accepted by the ratio of weights."""
+    """Accept texts with a new suffix by the ratio of weights."""
     weight = log_weight(there)
     finite = weight.isfinite()
     accepted = finite & (accept_level.log() < weight - log_weight(here))
-    rows = accepted[:, None]
-    text = Proposal(
-        torch.where(rows, there.tokens, here.tokens),
-        torch.where(rows, there.log_p, here.log_p),
-        torch.where(rows, there.log_q, here.log_q),
-        torch.where(rows, there.log_base, here.log_base),
-        torch.where(accepted, there.log_rest, here.log_rest),
+    chosen = (
+        torch.where(accepted.view(-1, *[1] * (new.ndim - 1)), new, old) for new, old in zip(there, here, strict=True)
     )
-    return RedrawnSuffix(text, there.tokens, accepted, finite)
+    return RedrawnSuffix(Proposal(*chosen), there.tokens, accepted, finite)
+
+
+def _texts_at(texts: list[Proposal], choice: Int[Tensor, " chain"]) -> Proposal:
+    """The chosen text of each chain."""
+    chains = torch.arange(len(choice), device=choice.device)
+    return Proposal(*(torch.stack(column)[choice, chains] for column in zip(*texts, strict=True)))

@@ -97,7 +97,7 @@ class SVS:
     remember
         States whose evaluation each chain remembers.
     memory
-        Bytes that temporary tables may take, and that remembered states of 64 chains may take.
+        Bytes for temporary tables, and for the remembered states of 64 chains.
     settling_trajectories
         Closed walls: trajectories without change of token that equilibrate the point in a new cell.
 
@@ -128,8 +128,7 @@ class SVS:
     def __post_init__(self) -> None:
         check_positive(turn=self.turn, length=self.length)
         check_count(mass_draws=self.mass_draws, max_events=self.max_events, remember=self.remember)
-        check_count(most=2**63, memory=self.memory)
-        check_count(settling_trajectories=self.settling_trajectories)
+        check_count(most=2**63, memory=self.memory, settling_trajectories=self.settling_trajectories)
         check_positive(scale=None if self.scale == "auto" else self.scale)
         check_choice(Literal["open", "closed"], walls=self.walls)
         check_choice(Literal["gaussian", "uniform"], base=self.base)
@@ -142,11 +141,11 @@ class SVS:
                 check_positive(masses=mass)
         else:
             check_choice(Literal["equal", "estimated"], masses=self.masses)
-        if self.base == "uniform" and (self.walls == "open" or self.masses == "estimated"):
-            raise SamplingError(
-                f"base='uniform' does not support walls={self.walls!r}, masses={self.masses!r}",
-                remedy="set walls='closed' and masses='equal' or a tuple of volumes",
-            )
+        settings = f"walls={self.walls!r}, masses={self.masses!r}, dimensions={self.dimensions}"
+        refused = self.walls == "open" or self.masses == "estimated" or self.dimensions is not None
+        if self.base == "uniform" and refused:
+            remedy = "set walls='closed', masses='equal' or a tuple of volumes, and dimensions=None"
+            raise SamplingError(f"base='uniform' does not support {settings}", remedy=remedy)
 
     @property
     def exact(self) -> bool:
@@ -173,15 +172,9 @@ class SVS:
         base
             The base measure.
 
-        Returns
-        -------
-        PaperSVS
-            A sampler.
-
         Examples
         --------
-        >>> import structured_voronoi as sv
-        >>> sv.SVS.paper(0.5, 0.2).exact
+        >>> SVS.paper(0.5, 0.2).exact
         False
         """
         from structured_voronoi.baselines.svs_paper import PaperSVS
@@ -244,8 +237,7 @@ class SVS:
             x = centre + space.flow.sigma * rng.normal(*centre.shape[1:]).to(centre)
         r = self.momentum(rng, centre)
         start = Particle(space.cells.cell_of[state.tokens], x, r, state.energy + state.log_mass, centre)
-        # a fixed duration may resonate with the walls
-        duration = (self._mean_duration * (0.5 + rng.uniform())).to(centre)
+        duration = (self._mean_duration * (0.5 + rng.uniform())).to(centre)  # a fixed one may resonate with the walls
         evaluate = self._evaluator(problem, space)
         return Trajectory(space.cells, start, duration, space.flow, self.crossing_rule, evaluate, self.max_events)
 
@@ -266,11 +258,10 @@ class SVS:
         tokens: Int[Tensor, "chain n"],
         energy: Float[Tensor, " chain"],
     ) -> Synchronised:
-        """The state after another sampler has moved the tokens; closed walls draw a point in the new cell."""
+        """The state after another sampler has moved the tokens, with a random point in the new cell."""
         problem, space, memo = bind(target), state.space, state.memo.copy()
         rows = (tokens != state.tokens).any(-1).nonzero().squeeze(-1)
-        changed = (state.centre, state.x, state.log_mass, state.unreliable)
-        centre, x, log_mass, unreliable = (part.clone() for part in changed)
+        centre, x, log_mass, unreliable = (part.clone() for part in state[2:6])
         evaluations = torch.zeros_like(tokens[:, 0])
         if len(rows):
             cell = space.cells.cell_of[tokens[rows]]
@@ -301,10 +292,6 @@ class SVS:
         geometry = problem.geometry(self.dimensions, self.memory)
         cells = geometry.cells
         if self.base == "uniform":
-            if cells.axes is not None:
-                raise SamplingError(
-                    "base='uniform' does not support dimensions: the box has all of them", remedy="omit dimensions"
-                )
             return Space(cells, Straight(*problem.box_bounds(cells)), self._masses(cells, rng, 0.0))
         assert self.scale != "auto"
         sigma = self.scale * geometry.spacing
@@ -319,9 +306,9 @@ class SVS:
             noise = rng.fork("masses", chains=1).normal(self.mass_draws, cells.table.shape[1])[0]
             return estimated_masses(cells, sigma, noise)
         if len(self.masses) != len(cells.cell_of):
+            count = len(cells.cell_of)
             raise SamplingError(
-                f"masses holds {len(self.masses)} numbers for {len(cells.cell_of)} tokens",
-                remedy="give one number for each token",
+                f"masses holds {len(self.masses)} numbers for {count} tokens", remedy="give one for each"
             )
         return GivenMasses(cells.half_norm.new_tensor(self.masses)[cells.tokens].log())
 
