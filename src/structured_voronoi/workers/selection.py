@@ -15,7 +15,7 @@ WorkerChoice = int | str | Workers
 
 def select_workers(workers: WorkerChoice, folder: Path) -> Workers:
     """The workers that an argument names; a Ray cluster that is started has its files in ``folder``."""
-    if not isinstance(workers, int | str):
+    if isinstance(workers, Workers):
         return workers
     found = re.fullmatch(r"([0-9]{1,6})|(ray)(?::([0-9]{1,6})|://(.+))?", str(workers))
     if found is None or isinstance(workers, bool) or (found[1] and not int(found[1])):
