@@ -226,11 +226,9 @@ def test_steps_before_single_texts_have_their_own_thresholds() -> None:
 
 
 def test_steps_before_single_texts_have_a_least_effective_sample_size() -> None:
-    slow = np.tile(autoregressive(0.97, chains=1, draws=60), (3, 1)) + 1e-3 * autoregressive(0.0, chains=3, draws=60)
-    found = diagnose_record(Record("svs", slow, one_text=True, steps=120))
-    assert codes(found) == ["low-ess"], "the chains agree, but hardly move"
-    fast = diagnose_record(Record("svs", autoregressive(0.2, chains=3, draws=60), one_text=True, steps=120))
-    assert codes(fast) == []
+    for factor, expected in ((0.97, ["low-ess"]), (0.2, [])):
+        record = Record("svs", autoregressive(factor, chains=3, draws=60), one_text=True, steps=120)
+        assert codes(diagnose_record(record, DiagnosticSettings(max_rhat=3.0))) == expected
 
 
 def test_many_draws_are_summarised_by_some_of_the_chains() -> None:

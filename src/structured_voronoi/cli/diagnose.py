@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from structured_voronoi.cli.options import warning_line
+
 if TYPE_CHECKING:
-    from structured_voronoi.diagnostics.checks import DiagnosticWarning
     from structured_voronoi.diagnostics.diagnosis import Diagnosis
     from structured_voronoi.diagnostics.records import Record
 
@@ -46,12 +47,6 @@ def diagnose(
     return 0 if found.ok else 1
 
 
-def format_warning(warning: DiagnosticWarning) -> str:
-    """The warning with the options of `svs sample` that its remedy suggests."""
-    options = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in warning.arguments.items())
-    return f"{warning} ({options})" if options else str(warning)
-
-
 def _print(found: Diagnosis) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -69,7 +64,7 @@ def _print(found: Diagnosis) -> None:
         console.print(others)
     print(found.status)
     for warning in found.warnings:
-        print(f"warning ({warning.code}): {format_warning(warning)}")
+        print(f"warning ({warning.code}): {warning_line(warning)}")
 
 
 def _write(records: dict[str, Record], found: Diagnosis, out: Path) -> None:
@@ -85,7 +80,7 @@ def _write(records: dict[str, Record], found: Diagnosis, out: Path) -> None:
         MIXING_COLUMNS,
         [[name, *("" if figure is None else figure for figure in figures)] for name, figures in found.mixing.items()],
     )
-    warnings = [f"- {warning.code}: {format_warning(warning)}" for warning in found.warnings]
+    warnings = [f"- {warning.code}: {warning_line(warning)}" for warning in found.warnings]
     images = [f"![{name}]({name}.png)" for name in plots]
     text = "\n\n".join([found.status, *warnings, mixing, table(["", ""], found.rows()), *images])
     for path in write_report(out, "diagnosis", found.to_dict(), text, plots):

@@ -125,7 +125,7 @@ def diagnose_records(records: Mapping[str, Record], settings: DiagnosticSettings
             for name, one in found.items()
             for warning in one.warnings
         ],
-        mixing={f"{name}: {what}": mixing for name, one in found.items() for quantity, mixing in one.mixing.items()},
+        mixing={f"{name}: {what}": mixing for name, one in found.items() for what, mixing in one.mixing.items()},
         figures={f"{name}: {figure}": value for name, one in found.items() for figure, value in one.figures.items()},
         note="; ".join(f"{name}: {one.note}" for name, one in found.items() if one.note),
     )
