@@ -16,7 +16,7 @@ from structured_voronoi.geometry.cells import Cells, spacing
 from structured_voronoi.geometry.flows import Particle, Rotation
 from structured_voronoi.geometry.motion import Trajectory, simulate
 from structured_voronoi.problem.problem import bind
-from structured_voronoi.verify.claims import LEAST_MOVED, LEVEL
+from structured_voronoi.verify.checks import MIN_MOVED, MIN_P_VALUE
 
 torch.set_num_threads(1)  # the tensors of most tests are so small that a second thread only costs
 
@@ -107,15 +107,15 @@ def round_trip_failures(there: Trajectory, tolerance: float) -> float:
 
 
 def check_stationarity(
-    target: Any, sampler: Any, *twins: Any, chains: int, steps: int, seed: int, least_moved: float = LEAST_MOVED
+    target: Any, sampler: Any, *twins: Any, chains: int, steps: int, seed: int, min_moved: float = MIN_MOVED
 ) -> None:
     """Chains of the sampler move and stay at the truth; those of each twin, at the very same settings, leave it."""
     found = sv.verify.stationarity(sampler, target, chains, steps, seed)
-    assert found.moved >= least_moved
-    assert found.p_value >= LEVEL
+    assert found.moved >= min_moved
+    assert found.p_value >= MIN_P_VALUE
     assert twins, "without a twin that is seen to fail this check proves nothing"
     for twin in twins:
-        assert sv.verify.stationarity(twin, target, chains, steps, seed).p_value < LEVEL, twin
+        assert sv.verify.stationarity(twin, target, chains, steps, seed).p_value < MIN_P_VALUE, twin
 
 
 def outside(cells: Cells, p: Particle) -> float:

@@ -1,4 +1,4 @@
-"""Metrics against numbers worked out by hand or published."""
+"""Metrics against published numbers and numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from structured_voronoi.metrics.text import bootstrap_mean, bootstrap_ratio, dis
         (20, 20, 0.8389, 1.0),
     ],
 )
-def test_wilson_intervals_are_the_published_ones(successes: int, total: int, low: float, high: float) -> None:
+def test_wilson_intervals_match_published_ones(successes: int, total: int, low: float, high: float) -> None:
     found = wilson(successes, total)
     assert found == pytest.approx((successes / total, low, high), abs=1e-4)
     assert found.low <= found.mean <= found.high
 
 
-def test_a_wider_level_gives_a_wider_interval() -> None:
+def test_a_higher_level_gives_a_wider_interval() -> None:
     assert wilson(5, 20, 0.99).low < wilson(5, 20).low < wilson(5, 20, 0.5).low
     with pytest.raises(ValueError, match="21 successes of 20"):
         wilson(21, 20)
 
 
-def test_distinct_counts_over_the_whole_set() -> None:
+def test_distinct_counts_n_grams_of_all_texts() -> None:
     texts = [[1, 2, 1, 2], [1, 2, 3]]
     assert distinct(texts, 1) == pytest.approx(3 / 7)
     assert distinct(texts, 2) == pytest.approx(3 / 5)  # 12 21 12 | 12 23
@@ -39,7 +39,7 @@ def test_distinct_counts_over_the_whole_set() -> None:
     assert distinct(texts, 5) == 0.0
 
 
-def test_bootstrap_intervals_have_their_width_and_seed() -> None:
+def test_bootstrap_intervals_have_the_right_width_and_depend_on_the_seed_alone() -> None:
     values = np.random.default_rng(0).normal(3.0, 2.0, 400)
     found = bootstrap_mean(values, seed=1)
     assert found == bootstrap_mean(values, seed=1)
@@ -51,7 +51,7 @@ def test_bootstrap_intervals_have_their_width_and_seed() -> None:
     assert bootstrap_ratio(np.full(5, 3.0), np.full(7, 2.0)) == pytest.approx((1.5, 1.5, 1.5))
 
 
-def test_a_classification_report_by_hand() -> None:
+def test_classification_report() -> None:
     truth = ["a", "a", "a", "b", "b", "c"]
     guess = ["a", "a", "b", "b", "c", "b"]
     report = classification_report(truth, guess, ["a", "b", "c", "d"])

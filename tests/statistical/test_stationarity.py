@@ -18,7 +18,7 @@ from helpers import check_stationarity
 from structured_voronoi.core.streams import Rng
 from structured_voronoi.samplers.ancestral import Ancestral, State
 from structured_voronoi.targets.categorical import hypercube, toy
-from structured_voronoi.verify.claims import LEAST_MOVED, LEVEL, Case, Verdict, cases
+from structured_voronoi.verify.checks import MIN_MOVED, MIN_P_VALUE, Case, Verdict, cases
 from structured_voronoi.verify.engine import Adaptive
 from structured_voronoi.verify.twins import (
     ColdMomentum,
@@ -66,12 +66,12 @@ EXACT: dict[str, tuple[int, list[Any]]] = {
             sv.Cycle(sv.GibbsWithGradients(), RefreshBlindToControls(**BLOCKS)),
         ],
     ),
-    "langevin + pncg": (5000, [sv.Cycle(sv.Langevin(1.0, None, base="uniform"), sv.PNCG(4.0))]),
+    "langevin + pncg": (5000, [sv.Cycle(sv.baselines.Langevin(1.0, None, base="uniform"), sv.PNCG(4.0))]),
     "adaptive": (5000, [Adaptive(rounds=RoundsWithoutWeights)]),
-    "rejection": (5000, [RejectionOfNothing(wave=4096)]),
+    "rejection": (5000, [RejectionOfNothing(batch_size=4096)]),
     "svs uniform": (10_000, [DividedBySquare(base="uniform", walls="closed")]),
-    "hmc uniform": (5000, [sv.Langevin(1.0, None, base="uniform")]),  # the same without Metropolis
-    "mucola + metropolis": (5000, [sv.MuCoLa(1.0, None)]),
+    "hmc uniform": (5000, [sv.baselines.Langevin(1.0, None, base="uniform")]),  # the same without Metropolis
+    "mucola + metropolis": (5000, [sv.baselines.MuCoLa(1.0, None)]),
 }
 """Chains, and the twins, of every case of `svs verify` that claims to be exact."""
 
@@ -89,11 +89,11 @@ BIASED = {
 
 
 def param(case: Case) -> Any:
-    is_large = case.claims_exact and EXACT[case.sampler][0] >= 50_000
+    is_large = case.exact and EXACT[case.sampler][0] >= 50_000
     return pytest.param(case, id=f"{case.sampler}, {case.target}", marks=[pytest.mark.slow] if is_large else [])
 
 
-@pytest.mark.parametrize("case", [param(case) for case in cases() if case.claims_exact])
+@pytest.mark.parametrize("case", [param(case) for case in cases() if case.exact])
 def test_who_claims_to_be_exact_is(case: Case) -> None:
     chains, twins = EXACT[case.sampler]
     target = sv.verify.known_targets()[case.target]
@@ -101,13 +101,16 @@ def test_who_claims_to_be_exact_is(case: Case) -> None:
 
 
 NO_BIAS_SEEN: dict[str, tuple[int, Any]] = {
-    "svs closed, estimated": (20_000, sv.SVS(0.4, walls="closed")),  # the masses taken for equal
-    "svs paper uniform": (4000, sv.Langevin(0.5, None, base="uniform")),  # walls not noticed, nothing rejected
+    "svs closed, estimated": (20_000, sv.SVS(0.4, walls="closed")),
+    "svs paper uniform": (
+        4000,
+        sv.baselines.Langevin(0.5, None, base="uniform"),
+    ),
 }
 """They do not claim to be exact, but are too near for these many chains to tell; what they mend is seen at once."""
 
 
-@pytest.mark.parametrize("case", [param(case) for case in cases() if not case.claims_exact])
+@pytest.mark.parametrize("case", [param(case) for case in cases() if not case.exact])
 def test_who_is_biased_by_design_is_seen_to_be_or_has_no_bias_to_see(case: Case) -> None:
     target = sv.verify.known_targets()[case.target]
     if case.sampler in NO_BIAS_SEEN:
@@ -115,8 +118,8 @@ def test_who_is_biased_by_design_is_seen_to_be_or_has_no_bias_to_see(case: Case)
         check_stationarity(target, case.settings, without, chains=chains, steps=case.steps, seed=SEED)
     else:
         found = sv.verify.stationarity(case.settings, target, BIASED[case.sampler], case.steps, SEED)
-        assert found.moved >= LEAST_MOVED
-        assert found.p_value < LEVEL
+        assert found.moved >= MIN_MOVED
+        assert found.p_value < MIN_P_VALUE
         assert found.ratio > 1.5
 
 
@@ -147,7 +150,7 @@ def test_open_walls_are_exact(
 ) -> None:
     target = sv.verify.random_target(number, *shape)
     right, wrong = sv.SVS(**settings), twin(**settings)
-    check_stationarity(target, right, wrong, chains=chains, steps=STEPS, seed=SEED, least_moved=0.4)
+    check_stationarity(target, right, wrong, chains=chains, steps=STEPS, seed=SEED, min_moved=0.4)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +166,7 @@ def test_allowed_tokens_are_sampled_exactly(sampler: Any, twin: Any, chains: int
     """The truth is the table restricted to allowed tokens."""
     target = sv.verify.random_target(7, 8, 2, 3, 0.2)
     target.allowed = torch.arange(8) % 4 != 0
-    check_stationarity(target, sampler, twin, chains=chains, steps=STEPS, seed=SEED, least_moved=0.4)
+    check_stationarity(target, sampler, twin, chains=chains, steps=STEPS, seed=SEED, min_moved=0.4)
 
 
 def test_estimated_masses_remove_the_bias_of_equal_ones() -> None:
@@ -188,16 +191,16 @@ def test_given_volumes_are_used(target: Any, right: tuple[float, ...], wrong: tu
 
 def test_who_stays_at_the_truth_is_not_called_exact() -> None:
     """Where no chain moves, a perfect fit says nothing."""
-    case = Case("frozen", "pairs", True, sv.SVS(1e-3), 1)
+    case = Case("frozen", "pairs", sv.SVS(1e-3), 1)
     (verdict,) = sv.verify.verdicts(5000, SEED, [case])
     assert isinstance(verdict, Verdict)
-    assert verdict.found.p_value >= LEVEL
-    assert verdict.word == "FAILED: does not move"
+    assert verdict.found.p_value >= MIN_P_VALUE
+    assert verdict.status == "failed: does not move"
     assert verdict.failed
 
 
 def test_a_twin_is_not_called_exact() -> None:
-    wrong = Case("twin", "pairs", True, OutwardOnly(1.0), STEPS)
+    wrong = Case("twin", "pairs", OutwardOnly(1.0), STEPS)
     (verdict,) = sv.verify.verdicts(2000, SEED, [wrong])
-    assert verdict.word == "FAILED"
+    assert verdict.status == "failed"
     assert verdict.failed

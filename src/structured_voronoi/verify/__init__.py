@@ -1,4 +1,4 @@
-"""Does a sampler draw what it should? Checks against known truth, the targets that have one, and broken samplers.
+"""Tests of samplers on targets with known probabilities, and deliberately broken samplers to test the tests.
 
 >>> import structured_voronoi as sv
 >>> result = sv.verify.stationarity(sv.SVS(1.0), sv.verify.random_target(seed=0), chains=2000, steps=4)
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from structured_voronoi.verify import twins as twins
-    from structured_voronoi.verify.claims import Case as Case
-    from structured_voronoi.verify.claims import Verdict as Verdict
-    from structured_voronoi.verify.claims import cases as cases
-    from structured_voronoi.verify.claims import verdicts as verdicts
+    from structured_voronoi.verify.checks import Case as Case
+    from structured_voronoi.verify.checks import Verdict as Verdict
+    from structured_voronoi.verify.checks import cases as cases
+    from structured_voronoi.verify.checks import verdicts as verdicts
     from structured_voronoi.verify.round_trips import RoundTrip as RoundTrip
     from structured_voronoi.verify.round_trips import round_trip as round_trip
     from structured_voronoi.verify.stationary import Stationarity as Stationarity
@@ -33,10 +33,10 @@ _HOMES = {
     "random_target": "truths",
     "sentences": "truths",
     "known_targets": "truths",
-    "Case": "claims",
-    "Verdict": "claims",
-    "cases": "claims",
-    "verdicts": "claims",
+    "Case": "checks",
+    "Verdict": "checks",
+    "cases": "checks",
+    "verdicts": "checks",
 }
 __all__ = sorted([*_HOMES, "twins"])
 

@@ -1,4 +1,4 @@
-"""The engine as a sampler, for tests of stationarity: one text per chain from one run."""
+"""The engine as a sampler, for tests of stationarity: one run gives one text per chain."""
 
 from __future__ import annotations
 
@@ -26,22 +26,24 @@ class State(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Adaptive:
-    """Rejection whose proposal learns. All chains share one run, so a chain depends on the number of chains."""
+    """Rejection with a proposal that learns. All chains share one run and depend on the number of chains."""
 
     tolerance: float = 0.003
     settings: EngineSettings = field(default_factory=EngineSettings)
     lookahead: Lookahead | None = None
-    """A proposal to begin with."""
+    """Initial proposal."""
     rounds: type[Rounds] = Rounds
 
+    exact: ClassVar[bool] = True
+    """Up to ``tolerance``."""
     independent: ClassVar[bool] = True
 
     def init(self, target: Target | Problem, rng: Rng, start: Start) -> State:
-        """Any tokens: they are forgotten."""
+        """Return tokens that the first step replaces."""
         return State(placeholder_start(bind(target), rng, start))
 
     def step(self, target: Target | Problem, rng: Rng, state: State) -> tuple[State, Info]:
-        """One text for each chain."""
+        """Draw one text for each chain."""
         problem, chains = bind(target), len(rng)
         source = LocalSource([problem.target], rng.seed, self.settings)
         run = self.rounds([problem], source, chains, rng.seed, self.tolerance, self.settings, lookahead=self.lookahead)

@@ -1,4 +1,4 @@
-"""Stationarity: chains that start at the truth must stay there."""
+"""Stationarity: chains that start from the exact distribution must keep it."""
 
 from __future__ import annotations
 
@@ -21,30 +21,61 @@ from structured_voronoi.problem.problem import bind
 
 @dataclass(frozen=True)
 class Stationarity(Fit):
-    """Where the chains ended, beside as many independent draws from the truth; p_value is 0 if one left the support."""
+    """Comparison of the final states with independent draws; ``p_value`` is 0 if a chain left the support."""
 
     moved: float
-    """Share of chains that ended in another state than they started in: without it the check has no power."""
+    """Share of chains whose final state differs from the start; without moves the check has no power."""
     evaluations: float
-    """Of a chain."""
+    """Mean evaluations of the target per chain."""
     energy_z: float
-    """How many standard errors the chains' mean energy lies above the truth's."""
+    """Standard errors by which the mean of -log p exceeds the exact mean."""
 
 
 def stationarity(
     sampler: Sampler, target: Enumerable, chains: int = 20_000, steps: int = 12, seed: int = 0
 ) -> Stationarity:
-    """Start many chains at the truth of a small target, take a few steps, and compare with the truth.
+    """Test whether a sampler keeps the exact distribution of a small target.
 
-    This sees bias without waiting for mixing. A p-value below 1e-4 is a bug, if it is not bad luck of one in ten
-    thousand; where hardly a chain has moved, the check says nothing.
+    Chains start from the exact distribution, take a few steps, and are compared with it. This detects bias without
+    waiting for mixing. The test has no power if few chains move.
+
+    Parameters
+    ----------
+    sampler
+        Any sampler.
+    target
+        Target with ``support()`` and ``probabilities()``.
+    chains
+        Number of chains.
+    steps
+        Steps of each chain.
+    seed
+        Seed of the random streams.
+
+    Returns
+    -------
+    Stationarity
+        Total variation distance ``tv``, its ``floor`` for independent draws, their ``ratio``, ``p_value`` and
+        ``moved``. A p-value below 1e-4 indicates a bias.
+
+    Raises
+    ------
+    SamplingError
+        If the target does not list its states.
+
+    Examples
+    --------
+    >>> import structured_voronoi as sv
+    >>> found = sv.verify.stationarity(sv.PNCG(4.0), sv.verify.random_target(seed=0), chains=2000, steps=4)
+    >>> found.p_value > 1e-4 and found.moved > 0.3
+    True
     """
     check_count(chains=chains, steps=steps)
     if not isinstance(target, Enumerable):
         raise SamplingError(
             f"{type(target).__name__} does not list its states",
             remedy=(
-                "give a target with `support()` and `probabilities()`, for example sv.TabularTarget or "
+                "use a target with `support()` and `probabilities()`, for example sv.TabularTarget or "
                 "sv.verify.random_target(seed=0)"
             ),
         )
@@ -64,7 +95,7 @@ def stationarity(
 
 
 def _energy_z(counts: Int[ndarray, " state"], truth: Float[ndarray, " state"]) -> float:
-    """Of -log p over independent draws; 0 where all states are alike."""
+    """Return the z-score of the mean of -log p; 0 if all states are equally probable."""
     energy = -np.log(np.maximum(truth, np.finfo(truth.dtype).tiny))
     mean = float(truth @ energy)
     error = float(np.sqrt(truth @ (energy - mean) ** 2 / max(1, counts.sum())))
@@ -72,14 +103,14 @@ def _energy_z(counts: Int[ndarray, " state"], truth: Float[ndarray, " state"]) -
 
 
 def _count_states(support: Tensor, tokens: Tensor) -> tuple[Int[ndarray, " state"], int]:
-    """How often each state of the support occurs, and how many rows are none of them."""
+    """Return the count of each state of the support, and the number of rows outside the support."""
     known: Tensor = torch.unique(support)
     base = len(known) + 1
     weights = base ** torch.arange(support.shape[1] - 1, -1, -1, device=support.device)
 
     def encode(states: Tensor) -> Tensor:
         index = torch.searchsorted(known, states.contiguous()).clamp(max=len(known) - 1)
-        index = torch.where(known[index] == states, index, base - 1)  # a token of no state
+        index = torch.where(known[index] == states, index, base - 1)  # a token that is in no state
         return (index * weights).sum(-1)
 
     numbers, order = encode(support).sort()

@@ -1,4 +1,4 @@
-"""Targets so small that every state can be listed: their truth is known."""
+"""Small targets whose states can be listed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,25 @@ def random_target(
     field_sd: float = 0.2,
     dtype: torch.dtype = torch.float64,
 ) -> TabularTarget:
-    """Random embeddings, a random table and a random steering field; the defaults let most chains move."""
+    """Return a target with random embeddings, a random table and a random steering field.
+
+    Parameters
+    ----------
+    seed
+        Seed of the random numbers.
+    tokens, length, dimensions
+        M, N and d.
+    field_sd
+        Standard deviation of the field. With the default, most chains move.
+    dtype
+        Type of all tensors.
+
+    Examples
+    --------
+    >>> import structured_voronoi as sv
+    >>> sv.verify.random_target(seed=0, tokens=3, length=2).probabilities().shape
+    torch.Size([9])
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -31,14 +49,33 @@ def random_target(
 
 
 def sentences(controlled: bool) -> AutoregressiveTable:
-    """Three positions over five tokens, read from left to right; strong dependence, and scores as by controls."""
+    """Return an autoregressive target of three positions over five tokens.
+
+    Parameters
+    ----------
+    controlled
+        Whether log p includes scores, as with controls.
+
+    Examples
+    --------
+    >>> import structured_voronoi as sv
+    >>> sv.verify.sentences(controlled=True).normalised
+    False
+    """
     random, other = random_target(1, 5, 3, 3, 0.2), random_target(2, 5, 3, 3, 0.2)
     table = 2 * random.table - (2 * random.table).logsumexp((0, 1, 2))
     return AutoregressiveTable(random.embeddings, table, random.gradient, -other.table.abs() if controlled else None)
 
 
 def known_targets() -> dict[str, Enumerable]:
-    """The targets of `svs verify`, by name."""
+    """Return the targets of `svs verify` by name.
+
+    Examples
+    --------
+    >>> import structured_voronoi as sv
+    >>> sorted(sv.verify.known_targets())
+    ['controlled', 'pairs', 'potts', 'sentences', 'toy', 'triples']
+    """
     return {
         "pairs": random_target(0, 6, 2, 3, 0.2),
         "triples": random_target(3, 5, 3, 4, 0.2),

@@ -1,4 +1,4 @@
-"""Deliberately broken twins of the samplers: a check that does not catch them proves nothing."""
+"""Deliberately broken samplers (twins): a test must detect them at the settings at which it passes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from structured_voronoi.samplers.svs import SVS
 
 @dataclass(frozen=True)
 class OutwardOnly(SVS):
-    """Gates that work in one direction only: not reversible."""
+    """Gates that work in one direction only, which is not reversible."""
 
     @property
     def crossing_rule(self) -> Walls:
@@ -35,7 +35,7 @@ class OutwardOnly(SVS):
 
 @dataclass(frozen=True)
 class ColdMomentum(SVS):
-    """r ~ N(0, εI) with ε = 0.5, as the paper's algorithm prints it, though the kinetic energy is ½‖r‖²."""
+    """r ~ N(0, εI) with ε = 0.5, as printed in the paper, although the kinetic energy is ½‖r‖²."""
 
     def momentum(self, rng: Rng, like: Tensor) -> Tensor:
         return super().momentum(rng, like).mul(0.5**0.5)
@@ -43,7 +43,7 @@ class ColdMomentum(SVS):
 
 @dataclass(frozen=True)
 class DividedBySquare(SVS):
-    """Refraction as the paper prints it: r⊥ √(‖r⊥‖² - 2ΔU) / ‖r⊥‖², which does not keep the energy."""
+    """Refraction as printed in the paper, r⊥ √(‖r⊥‖² - 2ΔU) / ‖r⊥‖², which does not conserve the energy."""
 
     @property
     def crossing_rule(self) -> Walls:
@@ -55,7 +55,7 @@ def refracted_as_printed(speed: Tensor, jump: Tensor) -> Tensor:
 
 
 class _WithoutReverse:
-    """Accepts as if proposals were symmetric."""
+    """Accept as if proposals were symmetric."""
 
     def log_ratio(self, energy: Tensor, proposed_energy: Tensor, log_forward: Tensor, log_reverse: Tensor) -> Tensor:
         return energy - proposed_energy
@@ -63,17 +63,17 @@ class _WithoutReverse:
 
 @dataclass(frozen=True)
 class PNCGWithoutReverse(_WithoutReverse, PNCG):
-    """p-NCG without the proposals' ratio."""
+    """p-NCG without the ratio of proposal probabilities."""
 
 
 @dataclass(frozen=True)
 class GibbsWithoutReverse(_WithoutReverse, GibbsWithGradients):
-    """Gibbs with gradients without the proposals' ratio."""
+    """Gibbs with gradients without the ratio of proposal probabilities."""
 
 
 @dataclass(frozen=True)
 class RefreshWithoutRatio(Refresh):
-    """Every redraw is accepted, whatever stands after the block and whatever the controls say."""
+    """Refresh that accepts every redraw, whatever the text after the block and the controls."""
 
     def log_ratio(self, here: State, there: State, stop: int) -> Tensor:
         return torch.zeros_like(here.log_rest)
@@ -81,7 +81,7 @@ class RefreshWithoutRatio(Refresh):
 
 @dataclass(frozen=True)
 class RefreshBlindToControls(Refresh):
-    """Redraws are accepted by the text after the block alone."""
+    """Refresh that ignores the controls."""
 
     def log_ratio(self, here: State, there: State, stop: int) -> Tensor:
         return (there.log_probs - here.log_probs)[:, stop:].sum(-1)
@@ -89,7 +89,7 @@ class RefreshBlindToControls(Refresh):
 
 @dataclass(frozen=True)
 class RejectionOfNothing(Rejection):
-    """Every try with a finite score is accepted."""
+    """Rejection that accepts every try with a finite score."""
 
     def log_chance(self, problem: Problem, tokens: Tensor, log_rest: Tensor) -> Tensor:
         return torch.where(log_rest.isfinite(), 0.0, -torch.inf)
@@ -97,7 +97,7 @@ class RejectionOfNothing(Rejection):
 
 @dataclass
 class RoundsWithoutWeights(Rounds):
-    """Every try that satisfies the controls weighs 1."""
+    """Engine with weight 1 for every try that satisfies the controls."""
 
     def _record(self, number: int, work: Work, drawn: Tries) -> None:
         log_weight = torch.where(drawn.log_weight.isfinite(), 0.0, -torch.inf).to(drawn.log_weight)
@@ -105,7 +105,7 @@ class RoundsWithoutWeights(Rounds):
 
 
 class _WithoutProposal:
-    """Weights that leave q out."""
+    """Weights without the proposal density q."""
 
     def log_weight(self, text: Proposal) -> Tensor:
         return text.log_p.sum(-1) + text.log_rest
@@ -113,17 +113,17 @@ class _WithoutProposal:
 
 @dataclass(frozen=True, eq=False)
 class GuidedWithoutProposal(_WithoutProposal, Guided):
-    """Guided texts are chosen as if they had been drawn evenly."""
+    """Guided sampling with weights without q."""
 
 
 @dataclass(frozen=True)
 class RefreshWithoutProposal(_WithoutProposal, Refresh):
-    """Guided suffixes are accepted as if they had been drawn evenly."""
+    """Guided refresh with weights without q."""
 
 
 @dataclass(frozen=True, eq=False)
 class GuidedWithoutPresent(Guided):
-    """The present text is left out of the choice, unless nothing else is possible."""
+    """Guided sampling whose choice excludes the current text, unless no other is possible."""
 
     def _pick(self, rng: Rng, log_weights: Tensor) -> Tensor:
         others = log_weights.clone()
@@ -134,10 +134,7 @@ class GuidedWithoutPresent(Guided):
 
 @dataclass(frozen=True, eq=False)
 class GuidedStillLearning(Guided):
-    """The lookahead goes on learning while the chains run.
-
-    Every step draws from another one, and weighs what it draws by it; the present text was weighed by the one before.
-    """
+    """Guided sampling with another lookahead in every step, while the current text keeps its old weight."""
 
     other: Lookahead | None = None
 
@@ -149,7 +146,7 @@ class GuidedStillLearning(Guided):
 
 @dataclass(frozen=True, eq=False)
 class BlindLookahead(Lookahead):
-    """Says 0 where success is still possible: a token that it never proposes."""
+    """Lookahead that never proposes one of the possible tokens."""
 
     never: int = 0
 
