@@ -13,7 +13,7 @@ import structured_voronoi as sv
 from helpers import check_stationarity
 from structured_voronoi.experiments.exactness.guided import GUIDED, GUIDED_TWINS
 from structured_voronoi.experiments.exactness.truth import guided_on, tabulated
-from structured_voronoi.verify.claims import LEAST_MOVED, LEVEL
+from structured_voronoi.verify.checks import MIN_MOVED, MIN_P_VALUE
 from structured_voronoi.verify.twins import GuidedWithoutPresent, GuidedWithoutProposal, RefreshWithoutProposal
 
 WORDS = (" cheap", " pub", " restaurant", " place", " and", " a")
@@ -35,11 +35,11 @@ def test_lookaheads_cost_speed_not_exactness(control: str, names: tuple[str, ...
     target, known = tabulated(control, WORDS), guided_on(control, WORDS, SEED)
     for name in names:
         found = sv.verify.stationarity(known[name], target, CHAINS, STEPS, SEED)
-        assert found.p_value >= LEVEL, name
+        assert found.p_value >= MIN_P_VALUE, name
         assert abs(found.energy_z) <= 4, name
-        assert found.moved >= LEAST_MOVED, name
+        assert found.moved >= MIN_MOVED, name
     for name in twins:
-        assert sv.verify.stationarity(known[name], target, CHAINS, STEPS, SEED).p_value < LEVEL, name
+        assert sv.verify.stationarity(known[name], target, CHAINS, STEPS, SEED).p_value < MIN_P_VALUE, name
 
 
 def cycles(lookahead: Any) -> dict[str, tuple[Any, Any]]:

@@ -14,7 +14,7 @@ from scipy import stats
 import structured_voronoi as sv
 from structured_voronoi.core.contracts import Chains, Enumerable, Sampler
 from structured_voronoi.core.streams import Rng
-from structured_voronoi.verify.claims import LEVEL
+from structured_voronoi.verify.checks import MIN_P_VALUE
 from structured_voronoi.verify.twins import ColdMomentum, GibbsWithoutReverse, PNCGWithoutReverse
 
 LENGTH = 6
@@ -59,5 +59,5 @@ def test_ranks_are_uniform(sampler: Any, twin: Any, field_sd: float, chains: int
     """
     target = sv.verify.random_target(0, 6, 2, 3, field_sd)
     right, wrong = (rank_p_value(target, one, chains, seed=21) for one in (sampler, twin))
-    assert right >= LEVEL
-    assert wrong < LEVEL
+    assert right >= MIN_P_VALUE
+    assert wrong < MIN_P_VALUE
