@@ -28,7 +28,7 @@ from structured_voronoi.experiments.exactness.truth import LENGTH, PROMPT, WORDS
 from structured_voronoi.metrics.probability import estimate_probability
 from structured_voronoi.problem.problem import bind
 from structured_voronoi.targets.language_model import LanguageModel
-from structured_voronoi.workers.side_by_side import side_by_side
+from structured_voronoi.workers.parallel import map_tasks
 
 PATTERNS = ("restaurant.*and a", "cheap.*expensive", "pub diner.*diner", "expensive and.*and", "cheap a.*place")
 """Regular expressions with probabilities of about 1e-1, 1e-2, 1e-3, 1e-4 and 1e-5."""
@@ -98,7 +98,7 @@ def main() -> None:
     asked = parser.parse_args()
     for pattern in PATTERNS:
         tasks = [(pattern, seed) for seed in range(asked.runs)]
-        rows = side_by_side(partial(run_once, texts=asked.texts), tasks, pattern, True, asked.workers)
+        rows = map_tasks(partial(run_once, texts=asked.texts), tasks, pattern, True, asked.workers)
 
         def share(holds: Any, some: list[dict[str, Any]] = rows) -> float:
             return sum(map(holds, some)) / max(1, len(some))

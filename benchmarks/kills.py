@@ -28,13 +28,13 @@ from structured_voronoi.core.contracts import Chains
 from structured_voronoi.engine import checkpoint as checkpoints
 from structured_voronoi.engine.settings import EngineSettings
 from structured_voronoi.lookahead.settings import LookaheadSettings
-from structured_voronoi.models import unfinished
 from structured_voronoi.models.classifier_training import train_classifier
-from structured_voronoi.models.classifiers import ClassifierRecipe
+from structured_voronoi.models.classifiers import ClassifierSettings
 from structured_voronoi.models.corpora import Corpus
 from structured_voronoi.models.loading import load_model
 from structured_voronoi.models.restaurants import descriptions
-from structured_voronoi.models.training import Recipe, train_language_model
+from structured_voronoi.models.training import TrainingSettings, train_language_model
+from structured_voronoi.models.training_run import TrainingCheckpoint
 from structured_voronoi.samplers import svs
 from structured_voronoi.targets.tabular import AutoregressiveTable
 
@@ -53,7 +53,6 @@ def main() -> int:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     checkpoints.SECONDS, checkpoints.SHARE = 0.0, float("inf")  # after every step
-    unfinished.CHECKPOINT_STEPS = 3
     svs.PILOT_SCALES, svs.PILOT_STEPS = (0.3, 0.7), 5
 
     source, kills, runs, lost = random.Random(asked.seed), 0, 0, []
@@ -236,10 +235,12 @@ def estimating(target: AutoregressiveTable) -> Job:
 
 def training_a_language_model() -> Job:
     texts = [one.text for one in descriptions(120, seed=0)]
-    recipe = Recipe(vocabulary=280, width=8, layers=1, heads=1, context=32, batch=8)
+    recipe = TrainingSettings(vocabulary=280, width=8, layers=1, heads=1, context=32, batch_size=8)
 
     def job(checkpoint: Path | None, results: Path) -> bytes:
-        train_language_model(Corpus(texts, texts[:9]), results, recipe, _silence, checkpoint=checkpoint)
+        train_language_model(
+            Corpus(texts, texts[:9]), results, recipe, _silence, checkpoint=TrainingCheckpoint(checkpoint, steps=3)
+        )
         return (results / "model.safetensors").read_bytes()
 
     return job
@@ -248,10 +249,10 @@ def training_a_language_model() -> Job:
 def training_a_classifier() -> Job:
     texts = [one.text for one in descriptions(60, seed=0)]
     labels = ["even" if len(text) % 2 == 0 else "odd" for text in texts]
-    loaded, recipe = load_model("bundled"), ClassifierRecipe(hidden=8, epochs=6.0, batch=8)
+    loaded, recipe = load_model("bundled"), ClassifierSettings(hidden=8, epochs=6.0, batch_size=8)
 
     def job(checkpoint: Path | None, results: Path) -> bytes:
-        train_classifier(texts, labels, loaded, results, recipe, _silence, checkpoint)
+        train_classifier(texts, labels, loaded, results, recipe, _silence, TrainingCheckpoint(checkpoint, steps=3))
         return (results / "model.safetensors").read_bytes()
 
     return job

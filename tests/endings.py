@@ -1,4 +1,4 @@
-"""A language model over six tokens and the end, so small that every text that ends within four tokens can be listed."""
+"""A language model over six tokens and the end, whose texts of at most four tokens can be listed."""
 
 from __future__ import annotations
 
@@ -36,11 +36,19 @@ def network() -> Any:
     return transformers.AutoModelForCausalLM.from_config(config).double().eval().requires_grad_(False)
 
 
-class ListedTexts(sv.LanguageModel):
-    """A language model that lists its texts and their probabilities, by strings and one pass of the network each."""
+@cache
+def model() -> sv.LanguageModel:
+    """One model for all targets, so that its geometry is built once."""
+    return sv.LanguageModel(network(), words())
 
-    def __init__(self, stop: tuple[str | int, ...] = (), length: int = LENGTH, **settings: Any) -> None:
-        super().__init__(network(), words(), "", length, ends="anywhere", stop=stop, **settings)
+
+class ListedTexts(sv.TextTarget):
+    """A target that lists its texts and their probabilities, by strings and one pass of the network each."""
+
+    def __init__(
+        self, stop: tuple[str | int, ...] = (), length: int = LENGTH, finish: str = "stop", **settings: Any
+    ) -> None:
+        super().__init__(model(), "", length, finish=finish, stop=stop, **settings)
 
     @cached_property
     def listed(self) -> tuple[Tensor, Tensor]:
@@ -54,6 +62,8 @@ class ListedTexts(sv.LanguageModel):
                     texts.append(longer)
                 elif len(longer) < self.length:
                     waiting.append(longer)
+                elif self.finish == "any":
+                    texts.append(longer)
         rows = torch.tensor([text + [END] * (self.length - len(text)) for text in texts])
         log_prob = torch.stack([_log_prob(text) for text in texts])
         return rows, log_prob
@@ -78,11 +88,23 @@ class PaddingCounted(ListedTexts):
 
 
 class EndlessAccepted(ListedTexts):
-    """Broken: redraws do not say that a text has not ended."""
+    """Broken: redraws do not report that a text has not ended."""
 
     def redraw(self, *arguments: Any) -> Any:
         redrawn = super().redraw(*arguments)
         return redrawn._replace(log_rest=torch.zeros_like(redrawn.log_rest))
+
+
+class CutTextsLost(ListedTexts):
+    """Broken: texts that are cut have no probability."""
+
+    def log_prob(self, tokens: Tensor) -> Tensor:
+        return super().log_prob(tokens).masked_fill(~self.is_complete(tokens), -torch.inf)
+
+    def redraw(self, *arguments: Any) -> Any:
+        redrawn = super().redraw(*arguments)
+        rest = redrawn.log_rest.masked_fill(~self.is_complete(redrawn.tokens), -torch.inf)
+        return redrawn._replace(log_rest=rest)
 
 
 class EndForFree(ListedTexts):
@@ -93,15 +115,17 @@ class EndForFree(ListedTexts):
 
 
 @cache
-def listed(stop: tuple[str | int, ...] = (), kind: type[ListedTexts] = ListedTexts) -> ListedTexts:
-    return kind(stop)
+def listed(
+    stop: tuple[str | int, ...] = (), kind: type[ListedTexts] = ListedTexts, finish: str = "stop"
+) -> ListedTexts:
+    return kind(stop, finish=finish)
 
 
-class ControlledTexts(sv.Controlled):
+class ControlledTexts(sv.ControlledTarget):
     """Listed texts under one control."""
 
     def __init__(self, model: ListedTexts, control: Any) -> None:
-        super().__init__(model, {control: 1.0})
+        super().__init__(model, [control])
         self.listed_model = model
 
     def support(self) -> Tensor:

@@ -44,7 +44,8 @@ from structured_voronoi.lookahead.lookahead import untrained
 from structured_voronoi.models.corpora import Corpus, labelled_texts, load_corpus
 from structured_voronoi.models.loading import BUNDLED
 from structured_voronoi.models.restaurants import descriptions
-from structured_voronoi.models.training import UNFINISHED, Recipe, train_language_model
+from structured_voronoi.models.training import TrainingSettings, train_language_model
+from structured_voronoi.models.training_run import CHECKPOINT_FOLDER, TrainingCheckpoint
 from structured_voronoi.problem.problem import bind
 from system.commands import as_if_fresh
 from system.gguf_files import write_gguf
@@ -477,33 +478,30 @@ def fuzz_lookahead_folder(draw: Draw) -> Outcome:
 def fuzz_training_checkpoint(draw: Draw) -> Outcome:
     """A training that was stopped, whose checkpoint is damaged."""
     texts = [one.text for one in descriptions(24, seed=0)]
-    recipe, original = Recipe(vocabulary=280, width=8, layers=1, heads=1, context=16, batch=12), _stopped_training()
-    folder, case = _damage_folder(draw, original / UNFINISHED, "training")
+    recipe, original = (
+        TrainingSettings(vocabulary=280, width=8, layers=1, heads=1, context=16, batch_size=12),
+        _stopped_training(),
+    )
+    folder, case = _damage_folder(draw, original / CHECKPOINT_FOLDER, "training")
     place = folder.parent / "training-out"
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
-    shutil.copytree(folder, place / UNFINISHED)
+    shutil.copytree(folder, place / CHECKPOINT_FOLDER)
     return judge(case, lambda: train_language_model(Corpus(texts, texts[:2]), place, recipe, lambda note, steps: None))
 
 
 @lru_cache
 def _stopped_training() -> Path:
-    from structured_voronoi.models import unfinished
-
     texts = [one.text for one in descriptions(24, seed=0)]
-    recipe = Recipe(vocabulary=280, width=8, layers=1, heads=1, context=16, batch=12)
-    place, steps = strange_places() / "training-original", unfinished.CHECKPOINT_STEPS
+    recipe = TrainingSettings(vocabulary=280, width=8, layers=1, heads=1, context=16, batch_size=12)
+    place = strange_places() / "training-original"
 
     def stop(note: str, steps: int) -> None:
-        if any((place / UNFINISHED).glob("state-*.safetensors")):
+        if any((place / CHECKPOINT_FOLDER).glob("state-*.safetensors")):
             raise KeyboardInterrupt
 
-    unfinished.CHECKPOINT_STEPS = 1
-    try:
-        with contextlib.suppress(KeyboardInterrupt):
-            train_language_model(Corpus(texts, texts[:2]), place, recipe, stop)
-    finally:
-        unfinished.CHECKPOINT_STEPS = steps
+    with contextlib.suppress(KeyboardInterrupt):
+        train_language_model(Corpus(texts, texts[:2]), place, recipe, stop, checkpoint=TrainingCheckpoint(steps=1))
     return place
 
 

@@ -17,15 +17,19 @@ import transformers
 import structured_voronoi as sv
 from exact.test_language_models import language_model, some_tokens
 from structured_voronoi.controls import BUNDLED_CONTROLS, bundled_controls
+from structured_voronoi.controls.classifier import Classifier
 from structured_voronoi.controls.parsing import parse_control
-from structured_voronoi.models.classifier_training import check_labels, train_classifier
-from structured_voronoi.models.classifiers import CONFIG, NETWORKS, ClassifierRecipe, identity_of
+from structured_voronoi.controls.predicate import Predicate
+from structured_voronoi.controls.text_classifier import TextClassifier
+from structured_voronoi.controls.texts import with_weight
+from structured_voronoi.models.classifier_training import train_classifier
+from structured_voronoi.models.classifiers import CONFIG_FILE, NETWORKS, ClassifierSettings, model_identity
 from structured_voronoi.models.corpora import labelled_texts
+from structured_voronoi.models.labels import check_labels
 from structured_voronoi.models.loading import Loaded
 from structured_voronoi.models.restaurants import LABELS, descriptions
-from structured_voronoi.problem import drawing
+from structured_voronoi.problem import starts
 
-Classifier, Predicate, TextClassifier = sv.controls.Classifier, sv.controls.Predicate, sv.controls.TextClassifier
 TEXTS = ["The mill stands by the river.", "A pub in town.", "RIVER boats"]
 NO_TOKENS = torch.zeros(3, 1, dtype=torch.int64)
 
@@ -34,7 +38,7 @@ def probabilities(control: Predicate, texts: list[str] = TEXTS) -> list[float]:
     return control.log_prob(torch.zeros(len(texts), 1, dtype=torch.int64), texts).exp().tolist()
 
 
-def test_a_predicate_reads_truth_probabilities_and_log_scores() -> None:
+def test_predicates_take_booleans_probabilities_and_log_scores() -> None:
     assert probabilities(Predicate(lambda text: "pub" in text)) == [0, 1, 0]
     assert probabilities(Predicate(lambda text: np.bool_("pub" in text))) == [0, 1, 0]
     assert probabilities(Predicate(lambda text: torch.tensor(0.25))) == pytest.approx([0.25] * 3)
@@ -47,24 +51,60 @@ def test_a_predicate_reads_truth_probabilities_and_log_scores() -> None:
 
 
 def test_keywords_are_whole_words_and_regular_expressions_are_searched() -> None:
-    assert probabilities(Predicate.keyword("river")) == [1, 0, 1]
-    assert probabilities(Predicate.keyword("riv")) == [0, 0, 0]
-    assert probabilities(Predicate.keyword("THE river")) == [1, 0, 0]
-    assert probabilities(Predicate.keyword("$5"), ["for $5.", "for $55"]) == [1, 0]
-    assert probabilities(Predicate.regex(r"^A.*\.$")) == [0, 1, 0]
+    assert probabilities(sv.keyword("river")) == [1, 0, 1]
+    assert probabilities(sv.keyword("riv")) == [0, 0, 0]
+    assert probabilities(sv.keyword("THE river")) == [1, 0, 0]
+    assert probabilities(sv.keyword("$5"), ["for $5.", "for $55"]) == [1, 0]
+    assert probabilities(sv.regex(r"^A.*\.$")) == [0, 1, 0]
+
+
+def test_any_of_takes_the_largest_probability() -> None:
+    assert probabilities(sv.any_of(sv.keyword("river"), sv.keyword("pub"))) == [1, 1, 1]
+    assert probabilities(~sv.any_of(sv.keyword("river"), lambda text: "boats" in text)) == [0, 1, 0]
+    assert probabilities(sv.any_of(lambda text: 0.25, lambda text: math.nan)) == pytest.approx([0.25] * 3)
+    assert sv.any_of(sv.keyword("river"), sv.keyword("pub")).pattern is not None
+    for others in (sv.regex("pub"), ~sv.keyword("pub"), sv.words(2)):  # read in another way
+        assert sv.any_of(sv.keyword("river"), others).pattern is None
+
+
+def test_scores_have_a_bound_unless_it_is_none() -> None:
+    assert sv.score(len, bound=500).bound == 500
+    assert sv.score(len, bound=None).bound == math.inf
+    with pytest.raises(sv.SamplingError, match="above its bound"):
+        sv.score(len).log_prob(NO_TOKENS, TEXTS)
+
+
+@pytest.mark.parametrize("controls", [{"keyword=river": 1.0}, "keyword=river", [3], ["keyword=river"], 3])
+def test_controls_that_are_not_a_list_of_controls_raise_errors(controls: object) -> None:
+    with pytest.raises(sv.SamplingError) as caught:
+        sv.load("bundled").target(controls=controls)  # type: ignore[arg-type]
+    assert "sv.keyword" in caught.value.remedy
+
+
+def test_weights_are_exponents() -> None:
+    model, half = sv.load("bundled"), Predicate(lambda text: 0.5, "half")
+    tokens = some_tokens(model.target(max_tokens=4))
+    plain = model.target(max_tokens=4).log_prob(tokens)
+    for weight in (0.0, 1.0, 2.5):
+        target = model.target(controls=[with_weight(half, weight)], max_tokens=4)
+        assert target.weights == {"half": weight}
+        torch.testing.assert_close(target.log_prob(tokens), (plain + weight * math.log(0.5)).float(), check_dtype=False)
+    for weight in (-1.0, math.inf, "2", True):
+        with pytest.raises(sv.SamplingError, match="the weight of half"):
+            model.target(controls=[with_weight(half, weight)], max_tokens=4)
 
 
 def test_bounds_and_allowed_words() -> None:
-    assert probabilities(Predicate.words(3, 4)) == [0, 1, 0]
-    assert probabilities(Predicate.words(most=2)) == [0, 0, 1]
-    assert probabilities(Predicate.words(4)) == [1, 1, 0]
-    assert probabilities(Predicate.words(2, 2), ["a-b c", " a\n\tb ", "a", ""]) == [1, 1, 0, 0]
-    assert probabilities(Predicate.words(most=0), ["", " ", "a"]) == [1, 1, 0]
-    assert probabilities(Predicate.characters(2, 3), ["a", " é", "abc", "a\nbc"]) == [0, 1, 1, 0]
+    assert probabilities(sv.words(3, 4)) == [0, 1, 0]
+    assert probabilities(sv.words(most=2)) == [0, 0, 1]
+    assert probabilities(sv.words(4)) == [1, 1, 0]
+    assert probabilities(sv.words(2, 2), ["a-b c", " a\n\tb ", "a", ""]) == [1, 1, 0, 0]
+    assert probabilities(sv.words(most=0), ["", " ", "a"]) == [1, 1, 0]
+    assert probabilities(sv.characters(2, 3), ["a", " é", "abc", "a\nbc"]) == [0, 1, 1, 0]
     texts = ["A pub, a PUB!", "a public pub", "", "don't", "pub_a", "a café"]
-    assert probabilities(Predicate.only(["a", "pub", "don't"]), texts) == [1, 0, 1, 1, 0, 0]
-    assert probabilities(~Predicate.words(3, 4)) == [1, 0, 1]
-    assert probabilities(~Predicate.only(["a"])) == [1, 1, 1]
+    assert probabilities(sv.only(["a", "pub", "don't"]), texts) == [1, 0, 1, 1, 0, 0]
+    assert probabilities(~sv.words(3, 4)) == [1, 0, 1]
+    assert probabilities(~sv.only(["a"])) == [1, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -81,15 +121,15 @@ def test_bounds_and_allowed_words() -> None:
 )
 def test_expressions_that_would_take_for_ever_are_matched_at_once(expression: str, text: str, matches: bool) -> None:
     before = time.monotonic()
-    assert probabilities(Predicate.regex(expression), [text]) == [matches]
+    assert probabilities(sv.regex(expression), [text]) == [matches]
     assert time.monotonic() - before < 2
 
 
 def test_negation() -> None:
-    assert probabilities(~Predicate.keyword("river")) == [0, 1, 0]
+    assert probabilities(~sv.keyword("river")) == [0, 1, 0]
     assert probabilities(~Predicate(lambda text: 0.25)) == pytest.approx([0.75] * 3)
-    assert probabilities(~~Predicate.keyword("river")) == [1, 0, 1]
-    assert (~Predicate.regex("a")).name == "not regex=a"
+    assert probabilities(~~sv.keyword("river")) == [1, 0, 1]
+    assert (~sv.regex("a")).name == "not regex=a"
     with pytest.raises(sv.SamplingError, match="no opposite"):
         ~Predicate(len, kind="log_score")
 
@@ -117,27 +157,29 @@ def test_unusable_predicates_are_refused() -> None:
     for make, said in (
         (lambda: Predicate("river"), "needs a function"),
         (lambda: Predicate(len, kind="log"), "kind = 'log' is unknown"),
-        (lambda: Predicate.keyword(" "), "is empty"),
-        (lambda: Predicate.regex("("), "not a regular expression"),
-        (lambda: Predicate.regex("(" * 5000 + "a" + ")" * 5000), "…' is nested too deeply; write it with fewer groups"),
-        (lambda: Predicate.regex("a{99999999999}"), r"not a regular expression \(the repetition number is too large"),
+        (lambda: sv.keyword(" "), "is empty"),
+        (lambda: sv.regex("("), "not a regular expression"),
+        (lambda: sv.regex("(" * 5000 + "a" + ")" * 5000), "…' is nested too deeply; write it with fewer groups"),
+        (lambda: sv.regex("a{99999999999}"), r"not a regular expression \(the repetition number is too large"),
         (
-            lambda: Predicate.regex("(a{1,1000}){1000}"),
-            "take for ever to match.*more than 5,000 parts.*a Python function",
+            lambda: sv.regex("(a{1,1000}){1000}"),
+            "exponential time.*more than 5,000 nodes.*a Python function",
         ),
-        (lambda: Predicate.regex(r"((\w+) \2)+"), "take for ever to match.*groupref"),
-        (lambda: Predicate.words(), "words without a bound"),
-        (lambda: Predicate.words(-1), "words cannot be -1"),
-        (lambda: Predicate.words(1.5), "words cannot be 1.5"),
-        (lambda: Predicate.characters(5, 3), "characters=5..3 leaves nothing; write characters=3..5"),
-        (lambda: Predicate.only("a pub"), r"needs a list of words; write only\(\['a', 'pub'\]\)"),
-        (lambda: Predicate.only([]), "names no word"),
+        (lambda: sv.regex(r"((\w+) \2)+"), "exponential time.*groupref"),
+        (lambda: sv.words(), "words without a bound"),
+        (lambda: sv.words(-1), "words cannot be -1"),
+        (lambda: sv.words(1.5), "words cannot be 1.5"),
+        (lambda: sv.characters(5, 3), "characters=5..3 leaves nothing; write characters=3..5"),
+        (lambda: sv.only("a pub"), r"needs a list of words; write only\(\['a', 'pub'\]\)"),
+        (lambda: sv.only([]), "names no word"),
+        (lambda: sv.any_of(), "any_of takes"),
+        (lambda: sv.any_of(sv.keyword("a"), sv.score(len)), "any_of takes"),
     ):
         with pytest.raises(sv.SamplingError, match=said):
             make()
 
 
-def test_controls_as_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parsed_controls_have_their_name_and_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_rules.py").write_text("def short(text):\n    return len(text) < 20\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", ["", *__import__("sys").path])
@@ -159,9 +201,9 @@ def test_controls_as_they_are_written(tmp_path: Path, monkeypatch: pytest.Monkey
         f"{BUNDLED_CONTROLS}/area=riverside": ("area=riverside", 1.0),
     }
     for written, (name, weight) in expected.items():
-        control, found = parse_control(written)
-        assert (control.name, found) == (name, weight)
-    assert probabilities(parse_control("my_rules:short")[0]) == [0, 1, 1]
+        control = parse_control(written)
+        assert (control.name, control.weight) == (name, weight)
+    assert probabilities(parse_control("my_rules:short")) == [0, 1, 1]
 
 
 def test_the_current_folder_comes_last_when_a_control_is_imported(
@@ -172,7 +214,7 @@ def test_the_current_folder_comes_last_when_a_control_is_imported(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     monkeypatch.delitem(sys.modules, "wave", raising=False)
-    assert parse_control("rules_of_this_folder:short")[0].name == "rules_of_this_folder:short"
+    assert parse_control("rules_of_this_folder:short").name == "rules_of_this_folder:short"
     assert sys.path[-1] == str(tmp_path)
     assert sys.path.count(str(tmp_path)) == 1
     for name in ("wave", "math"):
@@ -205,7 +247,7 @@ def test_the_current_folder_comes_last_when_a_control_is_imported(
         ("", "is unknown"),
     ],
 )
-def test_controls_that_are_not_understood(written: str, said: str) -> None:
+def test_wrong_controls_raise_errors(written: str, said: str) -> None:
     with pytest.raises(sv.SamplingError, match=said):
         parse_control(written)
 
@@ -219,7 +261,7 @@ def test_the_bundled_classifiers_are_small_and_know_their_labels() -> None:
 
 @pytest.mark.parametrize("name", LABELS)
 def test_a_bundled_classifier_reads_fresh_texts(name: str) -> None:
-    model = sv.LanguageModel.load("bundled")
+    model = sv.load("bundled").target()
     for one in list(descriptions(40, seed=99)):
         label = one.labels.get(name, "none")
         control = Classifier.load(name, label).bind(model)
@@ -227,10 +269,10 @@ def test_a_bundled_classifier_reads_fresh_texts(name: str) -> None:
         assert control.log_prob(tokens, [one.text]).exp() > 0.5, (one.text, label)
 
 
-def random_classifier(kind: str, model: sv.LanguageModel, label: str = "b") -> sv.controls.Classifier:
+def random_classifier(kind: str, model: sv.TextTarget, label: str = "b") -> Classifier:
     """Untrained, and so sure of itself that its gradient matters."""
     torch.manual_seed(3)
-    identity = identity_of(Loaded(model.model, model.tokenizer))
+    identity = model_identity(Loaded(model.network, model.tokenizer))
     network = NETWORKS[kind](identity["width"], 6, 3, scale=20.0).double().eval().requires_grad_(False)
     config = {"classifier": kind, "labels": ["a", "b", "c"], "model": identity}
     return Classifier(network, config, "random", label).bind(model)
@@ -243,7 +285,7 @@ def test_gradients_agree_with_finite_differences(kind: str) -> None:
     tokens = some_tokens(model, rows=2)
     found, gradient = control.log_prob_and_grad(tokens, ["", ""])
     assert torch.allclose(found, control.log_prob(tokens, ["", ""]), atol=1e-12)
-    table = model.model.get_input_embeddings()
+    table = model.network.get_input_embeddings()
     direction = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 
     def at(step: float) -> torch.Tensor:
@@ -260,9 +302,9 @@ def test_gradients_reach_the_output_table_of_untied_models(kind: str) -> None:
     model = language_model("llama")
     control = random_classifier(kind, model)
     tokens = some_tokens(model, rows=2)
-    embeds = model.model.get_input_embeddings()(tokens).detach().requires_grad_()
+    embeds = model.network.get_input_embeddings()(tokens).detach().requires_grad_()
     (at_input,) = torch.autograd.grad(control._score(model, embeds).sum(), embeds)
-    mapped = torch.linalg.lstsq(model.embeddings, model.model.get_input_embeddings().weight).solution
+    mapped = torch.linalg.lstsq(model.embeddings, model.network.get_input_embeddings().weight).solution
     assert torch.allclose(control.log_prob_and_grad(tokens, [])[1], at_input @ mapped.T, atol=1e-5)
 
 
@@ -291,9 +333,9 @@ def test_controlled_targets_add_up_what_steers_and_what_does_not() -> None:
     light, probe = random_classifier("light", model), random_classifier("probe", model, "c")
     probe.name = "other=c"
     soft = Predicate(lambda text: 0.5 if "e" in text else 0.125, "soft")
-    target = sv.Controlled(model, {light: 1.5, probe: 0.5, soft: 2.0})
+    target = model.under([with_weight(light, 1.5), with_weight(probe, 0.5), with_weight(soft, 2.0)])
     tokens = some_tokens(model, rows=3)
-    texts = target.texts(tokens)
+    texts = target.decode_all(tokens)
     weighted = [weight * control.log_prob(tokens, texts) for control, weight in ((light, 1.5), (probe, 0.5), (soft, 2))]
     whole = model.log_prob(tokens) + sum(weighted)
     assert torch.allclose(target.log_prob(tokens), whole, rtol=0, atol=1e-10)
@@ -308,25 +350,26 @@ def test_controlled_targets_add_up_what_steers_and_what_does_not() -> None:
 
 
 def test_a_classifier_refuses_another_models_tokens() -> None:
-    food, model = Classifier.load("food", "Italian"), sv.LanguageModel.load("bundled", length=4)
-    with pytest.raises(sv.SamplingError, match="no language model yet"):
+    food, model = Classifier.load("food", "Italian"), sv.load("bundled").target(max_tokens=4)
+    with pytest.raises(sv.SamplingError, match="not bound to a language model"):
         food.log_prob(torch.zeros(1, 4, dtype=torch.int64), [""])
     with pytest.raises(sv.SamplingError, match=r"another language model \(901 tokens .* train one"):
-        sv.Controlled(language_model("gpt2"), {food: 1.0})
-    other = copy.deepcopy(model.model)
+        language_model("gpt2").under([food])
+    other = copy.deepcopy(model.network)
     other.get_input_embeddings().weight.mul_(-1)
-    with pytest.raises(sv.SamplingError, match="other embeddings"):
-        food.bind(sv.LanguageModel(other, model.tokenizer, length=4))
+    with pytest.raises(sv.SamplingError, match="different embeddings"):
+        food.bind(sv.LanguageModel(other, model.tokenizer).target(max_tokens=4))
     for dtype in ("bfloat16", "float64"):
-        kept = food.bind(sv.LanguageModel.load("bundled", length=4, dtype=dtype))
+        kept = food.bind(sv.load("bundled", dtype=dtype).target(max_tokens=4))
         assert kept.log_prob(torch.full((1, 4), 300), [""]).isfinite().all()
 
 
-def test_a_start_that_cannot_be_found_names_the_control(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawing, "RELAXED_TRIES", 100)
-    model = sv.LanguageModel.load("bundled", length=2)
-    target = sv.Controlled(model, {Predicate.keyword("zebra"): 1.0, Predicate(lambda text: True, "fine"): 1.0})
-    with pytest.raises(sv.SamplingError, match=r"none of their 200 redraws .*keyword=zebra refused 100%") as e:
+def test_the_error_without_a_start_names_the_control(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = starts.SearchLimits(redraws=100, seconds=0)
+    monkeypatch.setattr(starts, "SEARCH_LIMITS", limits)
+    model = sv.load("bundled").target(max_tokens=2)
+    target = model.under([sv.keyword("zebra"), Predicate(lambda text: True, "fine")])
+    with pytest.raises(sv.SamplingError, match=r"none of their 200 redraws .*keyword=zebra is violated by 100%") as e:
         sv.sample(target, sv.Refresh(), chains=2, draws=1, progress=False)
     assert "fine" not in str(e.value)
 
@@ -339,9 +382,9 @@ def test_training_learns_saves_and_reports(kind: str, tmp_path: Path) -> None:
     texts = [" ".join(source.choice(words, size=source.integers(3, 6))) for _ in range(150)]
     texts[::6] = [f"{text} by the bridge" for text in texts[::6]]
     labels = ["rare" if "bridge" in text else "common" for text in texts]
-    model = language_model("gpt2", length=6)
-    recipe = ClassifierRecipe(kind=kind, hidden=24, epochs=80 if kind == "light" else 25)
-    loaded = Loaded(model.model.float(), model.tokenizer)
+    model = language_model("gpt2", max_tokens=6)
+    recipe = ClassifierSettings(kind=kind, hidden=24, epochs=80 if kind == "light" else 25)
+    loaded = Loaded(model.network.float(), model.tokenizer)
     noted: list[str] = []
     report = train_classifier(
         texts, labels, loaded, tmp_path / "own", recipe, lambda note, steps: noted.extend([note] * steps)
@@ -351,11 +394,13 @@ def test_training_learns_saves_and_reports(kind: str, tmp_path: Path) -> None:
     again = train_classifier(texts, labels, loaded, tmp_path / "again", recipe, lambda note, steps: None)
     assert again == report
     assert sorted(path.name for path in (tmp_path / "own").iterdir()) == ["config.json", "model.safetensors"]
-    control = Classifier.load(tmp_path / "own", "rare").bind(sv.LanguageModel(model.model, model.tokenizer, length=6))
+    control = Classifier.load(tmp_path / "own", "rare").bind(
+        sv.LanguageModel(model.network, model.tokenizer).target(max_tokens=6)
+    )
     assert control.name == "own=rare"
     assert hasattr(control, "log_prob_and_guide") == (kind == "light")
     assert report["macro_f1"] > 0.7, report
-    (tmp_path / "own" / CONFIG).write_text(json.dumps({"classifier": kind}))
+    (tmp_path / "own" / CONFIG_FILE).write_text(json.dumps({"classifier": kind}))
     with pytest.raises(sv.SamplingError, match="cannot be loaded"):
         Classifier.load(tmp_path / "own", "rare")
 
@@ -372,12 +417,12 @@ def test_labelled_texts(tmp_path: Path) -> None:
     for data, column, said in (
         (str(path), "moods", "no column 'moods'; did you mean 'mood'"),
         (str(tmp_path / "nowhere.csv"), "mood", "cannot be read"),
-        ("a.txt", "mood", "neither a .csv nor a .tsv"),
+        ("a.txt", "mood", "not a .csv or .tsv file"),
         ("builtin", "fod", "did you mean 'food'"),
     ):
         with pytest.raises(sv.SamplingError, match=said):
             labelled_texts(data, "text", column)
-    for labels, said in ((["a", "a"], "two classes"), (["a", "a", "b"], "'b' has a single text")):
+    for labels, said in ((["a", "a"], "two labels or more"), (["a", "a", "b"], "'b' has a single text")):
         with pytest.raises(sv.SamplingError, match=said):
             check_labels(labels)
 
@@ -409,7 +454,7 @@ def test_a_sequence_classifier_on_the_decoded_text(tmp_path: Path) -> None:
     assert empty.isfinite().all()
     assert empty[0] == empty[2]
     assert TextClassifier.load(tmp_path / "moods", 1).name == "moods=loud"
-    assert parse_control(f"{tmp_path}/moods=odd@2")[0].name == "moods=odd"
+    assert parse_control(f"{tmp_path}/moods=odd@2").name == "moods=odd"
     with pytest.raises(sv.SamplingError, match="known: 0, 1, 2, calm, loud, odd"):
         TextClassifier.load(tmp_path / "moods", "sad")
     with pytest.raises(sv.SamplingError, match="cannot be loaded"):
@@ -419,24 +464,23 @@ def test_a_sequence_classifier_on_the_decoded_text(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_chains_start_from_texts_that_satisfy_hard_constraints() -> None:
     """Each is met by few ancestral texts; a chain's start does not depend on the chains beside it."""
-    model = sv.LanguageModel.load("bundled", length=16)
-    hard = {Predicate.keyword("river"): 1.0, Predicate.regex("cheap|low|affordable"): 1.0}
-    target = sv.Controlled(model, hard)
+    model = sv.load("bundled").target(max_tokens=16)
+    target = model.under([sv.keyword("river"), sv.regex("cheap|low|affordable")])
     four, two = (sv.Refresh().init(target, sv.Rng(0, chains), None).tokens for chains in (4, 2))
     assert target.log_prob(four).isfinite().all()
     assert torch.equal(four[:2], two)
 
 
-def test_random_starts_are_led_to_hard_constraints_too() -> None:
-    model = sv.LanguageModel.load("bundled", length=12)
-    target = sv.Controlled(model, {Predicate.keyword("river"): 1.0})
+def test_random_starts_satisfy_hard_constraints() -> None:
+    model = sv.load("bundled").target(max_tokens=12)
+    target = model.under([sv.keyword("river")])
     led = sv.Refresh().init(target, sv.Rng(0, 2), "random").tokens
     blind = sv.Refresh().init(model, sv.Rng(0, 2), "random").tokens
     assert target.log_prob(led).isfinite().all()
     assert not target.log_prob(blind).isfinite().any()
 
 
-def test_the_opposite_of_no_number_is_impossible_too() -> None:
+def test_nan_is_impossible_also_when_negated() -> None:
     unknown = Predicate(lambda text: float("nan"), "unknown")
     for control in (unknown, ~unknown):
         assert (control.log_prob(NO_TOKENS, TEXTS) == -torch.inf).all()

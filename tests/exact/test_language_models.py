@@ -45,28 +45,27 @@ def family(name: str) -> torch.nn.Module:
 FAMILIES = ("gpt2", "neox", "llama", "opt")
 
 
-def language_model(name: str, **settings: object) -> sv.LanguageModel:
-    return sv.LanguageModel(family(name), tokenizer(), **{"length": 5, **settings})
+def language_model(name: str, **settings: object) -> sv.TextTarget:
+    return sv.LanguageModel(family(name), tokenizer()).target(**{"max_tokens": 5, **settings})
 
 
-def some_tokens(target: sv.LanguageModel, rows: int = 4) -> torch.Tensor:
+def some_tokens(target: sv.TextTarget, rows: int = 4) -> torch.Tensor:
     allowed = target.allowed.nonzero().squeeze(-1)
     places = torch.randint(len(allowed), (rows, target.length), generator=torch.Generator().manual_seed(1))
     return allowed[places]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize(("suffix", "ends"), [("", False), (" by the river", False), ("", True)])
-def test_log_prob_is_the_models_own(name: str, suffix: str, ends: bool) -> None:
+@pytest.mark.parametrize("suffix", ["", " by the river"])
+def test_log_prob_equals_that_of_the_network(name: str, suffix: str) -> None:
     """Token by token, from the whole model's logits; the mask holds at sampled positions only."""
-    target = language_model(name, prompt="the old", suffix=suffix, ends=ends)
+    target = language_model(name, prompt="the old", suffix=suffix)
     tokens = some_tokens(target)
     before = [0, *target.tokenizer("the old")["input_ids"]]
     after = target.tokenizer(suffix)["input_ids"] if suffix else []
-    after = [*after, 0] if ends else after
     for row, found in zip(tokens.tolist(), target.log_prob(tokens), strict=True):
         ids = before + row + after
-        logits = target.model(input_ids=torch.tensor([ids])).logits[0]
+        logits = target.network(input_ids=torch.tensor([ids])).logits[0]
         expected = 0.0
         for place in range(len(before), len(ids)):
             scores = logits[place - 1].clone()
@@ -84,13 +83,13 @@ def test_gradient_is_that_of_moving_an_embedding(name: str) -> None:
     log_prob, gradient = target.log_prob_and_grad(tokens)
     _, guide = target.log_prob_and_guide(tokens)
     torch.testing.assert_close(log_prob, target.log_prob(tokens))
-    table, step = target.model.get_input_embeddings(), 1e-3  # some families normalise in float32
+    table, step = target.network.get_input_embeddings(), 1e-3  # some families normalise in float32
     place, direction = 2, torch.randn(16, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     shifted = []
     for sign in (1, -1):
         embeds = table(target._ids(tokens)).clone()
         embeds[:, target.before.shape[1] + place] += sign * step * direction
-        hidden = target.model.base_model(inputs_embeds=embeds).last_hidden_state
+        hidden = target.network.base_model(inputs_embeds=embeds).last_hidden_state
         shifted.append(target._scores(tokens, hidden)[0].sum())
     numeric = float((shifted[0] - shifted[1]) / (2 * step))
     as_input = (gradient - guide)[0, place]
@@ -100,7 +99,7 @@ def test_gradient_is_that_of_moving_an_embedding(name: str) -> None:
     else:  # brought into the output table's space: the same linear map on both sides
         embeds = table(target._ids(tokens)).clone().requires_grad_()
         with torch.enable_grad():
-            total = target._scores(tokens, target.model.base_model(inputs_embeds=embeds).last_hidden_state)[0].sum()
+            total = target._scores(tokens, target.network.base_model(inputs_embeds=embeds).last_hidden_state)[0].sum()
             (own,) = torch.autograd.grad(total, embeds)
         own = own[0, target.before.shape[1] + place]
         assert float(own @ direction) == pytest.approx(numeric, rel=2e-3)
@@ -121,18 +120,16 @@ def test_guide_is_exact_for_a_tokens_own_probability(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize(
-    ("prompt", "suffix", "ends"), [("", "", False), ("a small", "", False), ("a small", " by the river", True)]
-)
-def test_cached_drawing_follows_the_conditionals(name: str, prompt: str, suffix: str, ends: bool) -> None:
+@pytest.mark.parametrize(("prompt", "suffix"), [("", ""), ("a small", ""), ("a small", " by the river")])
+def test_cached_drawing_follows_the_conditionals(name: str, prompt: str, suffix: str) -> None:
     """The drawn tokens are the conditionals' own, and what stands on the right is scored as in one whole pass."""
-    target = language_model(name, prompt=prompt, suffix=suffix, ends=ends)
+    target = language_model(name, prompt=prompt, suffix=suffix)
     tokens = some_tokens(target, rows=8)
     levels = torch.rand(8, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 
     def choose(n: int, scores: torch.Tensor, hidden: torch.Tensor | None) -> torch.Tensor:
         """By level; the scores are those of the hidden state that comes with them."""
-        logits = target.model.get_output_embeddings()(hidden).masked_fill(~target.allowed, -torch.inf)
+        logits = target.network.get_output_embeddings()(hidden).masked_fill(~target.allowed, -torch.inf)
         torch.testing.assert_close(scores, logits.log_softmax(-1))
         return inverse_cdf(scores, levels[:, n - 1])
 
@@ -147,17 +144,19 @@ def test_cached_drawing_follows_the_conditionals(name: str, prompt: str, suffix:
         torch.testing.assert_close(drawn[:, n], inverse_cdf(conditionals[:, n - 1], levels[:, n - 1]))
 
 
-def test_tokens_are_left_out_by_default_and_said_so() -> None:
+def test_excluded_tokens_are_counted_by_reason() -> None:
     model = family("gpt2")
     weights = model.get_output_embeddings().weight
     weights[7] = weights[5]
-    target = sv.LanguageModel(model, tokenizer(), length=3)
+    target = sv.LanguageModel(model, tokenizer()).target(max_tokens=3)
     assert not target.allowed[0]
     assert not target.allowed[len(target.tokenizer) :].any()
     assert target.allowed[5]
     assert not target.allowed[7]
-    assert target.excluded["with the embedding of another"] == 1
-    assert sv.LanguageModel(model, tokenizer(), length=3, allowed=[3, 4]).allowed.nonzero().flatten().tolist() == [3, 4]
+    assert target.excluded["repeated embedding"] == 1
+    assert sv.LanguageModel(model, tokenizer()).target(
+        max_tokens=3, allowed=[3, 4]
+    ).allowed.nonzero().flatten().tolist() == [3, 4]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
@@ -177,31 +176,31 @@ def test_repeated_rows_are_those_that_sorting_finds(dtype: torch.dtype, seed: in
     assert 0 < int(repeated.sum()) < int(mask.sum())
 
 
-def test_a_tokenizer_without_a_first_token_starts_from_the_end_or_from_the_prompt() -> None:
+def test_a_tokenizer_without_first_token_starts_with_the_end_token_or_the_prompt() -> None:
     model = family("gpt2")
-    assert sv.LanguageModel(model, tokenizer(bos=False), length=3).before.tolist() == [[0]]
-    prompted = sv.LanguageModel(model, tokenizer(bos=False), prompt="the", length=3)
+    assert sv.LanguageModel(model, tokenizer(bos=False)).target(max_tokens=3).before.tolist() == [[0]]
+    prompted = sv.LanguageModel(model, tokenizer(bos=False)).target("the", max_tokens=3)
     assert prompted.before.tolist() == [prompted.tokenizer("the")["input_ids"]]
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"length": 0}, "length = 0"),
-        ({"length": 40}, "context of 32"),
+        ({"max_tokens": 0}, "max_tokens = 0"),
+        ({"max_tokens": 40}, "context of 32"),
         ({"prompt": "the old mill " * 20}, "shorten the prompt"),
         ({"allowed": [70]}, "token 70"),
     ],
 )
-def test_impossible_settings_are_refused(settings: dict[str, object], said: str) -> None:
+def test_wrong_settings_raise_errors(settings: dict[str, object], said: str) -> None:
     with pytest.raises(sv.SamplingError, match=said):
         language_model("gpt2", **settings)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_half_precision_is_summed_in_single(name: str) -> None:
-    """What stands on the right of a plain model's tokens is nothing: 0, not the rounding of bfloat16."""
-    target = sv.LanguageModel(family(name).bfloat16(), tokenizer(), length=20)
+def test_half_precision_is_summed_in_single_precision(name: str) -> None:
+    """Without a suffix the rest is 0, not the rounding error of bfloat16."""
+    target = sv.LanguageModel(family(name).bfloat16(), tokenizer()).target(max_tokens=20)
     tokens = some_tokens(target)
     right = target.log_prob(tokens) - target.token_log_probs(tokens).sum(-1)
     assert right.abs().max() < 1e-4
@@ -210,13 +209,13 @@ def test_half_precision_is_summed_in_single(name: str) -> None:
     assert torch.equal(redrawn.tokens[:, 3], target.conditionals(tokens, 3)[:, 0].argmax(-1))
 
 
-def test_a_model_without_numbers_does_not_stop_a_redraw() -> None:
-    """The tokens it draws are refused, and counted."""
+def test_redraws_with_nan_logits_are_rejected_and_counted() -> None:
+    """The chains stay where they are."""
     target = language_model("gpt2")
     start = some_tokens(target, rows=3)
     rng = sv.Rng(0, 3)
     state = sv.Refresh().init(target, rng, start)
-    target.model.get_output_embeddings().weight[:] = torch.nan
+    target.network.get_output_embeddings().weight[:] = torch.nan
     state, info = sv.Refresh().step(target, rng, state)
     assert torch.equal(state.tokens, start)
     assert info.nonfinite.tolist() == [1, 1, 1]
@@ -225,17 +224,17 @@ def test_a_model_without_numbers_does_not_stop_a_redraw() -> None:
 def test_special_and_unused_tokens_are_left_out() -> None:
     words = tokenizer()
     words.add_tokens([transformers.AddedToken("<header>", special=True)])
-    target = sv.LanguageModel(family("gpt2"), words, length=3)
+    target = sv.LanguageModel(family("gpt2"), words).target(max_tokens=3)
     assert target.excluded["special"] == 2
     assert not target.allowed[words.convert_tokens_to_ids("<header>")]
     assert target.excluded["unused"] == 64 - len(words)
 
 
-def test_a_suffix_is_read_as_what_it_is_the_middle_of_a_text() -> None:
+def test_a_suffix_is_encoded_without_a_leading_space() -> None:
     """Tokenizers that begin every text with a space do not put one before the suffix."""
     words = tokenizer()
     words.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    target = sv.LanguageModel(family("gpt2"), words, length=3, suffix="the river")
+    target = sv.LanguageModel(family("gpt2"), words).target(max_tokens=3, suffix="the river")
     assert "".join(words.convert_ids_to_tokens(target.after.tolist())) == "theĠriver"
 
 
@@ -252,14 +251,14 @@ def test_a_text_keeps_the_space_that_parts_it_from_its_prompt() -> None:
     assert not words.decode(ids).startswith(" ")
     tokens = torch.tensor(ids)
     after, alone = (
-        sv.LanguageModel(family("llama"), words, prompt=prompt, length=len(tokens)) for prompt in ("by the", "")
+        sv.LanguageModel(family("llama"), words).target(prompt, max_tokens=len(tokens)) for prompt in ("by the", "")
     )
     assert after.decode(tokens) == " river soup"
     assert alone.decode(tokens) == "river soup"  # at the beginning of a text the mark stands for nothing
 
 
 def test_a_tokenizer_that_keeps_spaces_decodes_texts_without_their_prompt() -> None:
-    bundled = sv.LanguageModel.load("bundled", prompt="Near the", length=2)
+    bundled = sv.load("bundled").target("Near the", max_tokens=2)
     for text in (" river", "river", "."):
         assert bundled.decode(torch.tensor(bundled.tokenizer(text)["input_ids"])) == text
     assert bundled._prompt_text is None

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 import structured_voronoi as sv
-from structured_voronoi.core.contracts import Chains, blank_info
+from structured_voronoi.core.contracts import Chains
+from structured_voronoi.core.info import blank_info
 from structured_voronoi.geometry.memo import empty_memo
 from structured_voronoi.problem import problem as binding
 from structured_voronoi.problem.problem import bind

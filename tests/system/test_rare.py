@@ -19,9 +19,9 @@ from structured_voronoi.experiments.control.rare_costs import measure_costs, wei
 from structured_voronoi.experiments.control.rare_race import RACERS, race
 from structured_voronoi.experiments.control.task import ClassifierRecipes
 from structured_voronoi.experiments.text.models import TextSettings
-from structured_voronoi.models.classifiers import ClassifierRecipe
+from structured_voronoi.models.classifiers import ClassifierSettings
 from structured_voronoi.models.restaurants import descriptions
-from structured_voronoi.models.training import Recipe
+from structured_voronoi.models.training import TrainingSettings
 
 SMALL = Budget(
     pilot=64, tries=64, chains=2, chain_seconds=0.0, particles=8, systems=3, slow_systems=1, race_seconds=0.0
@@ -71,14 +71,14 @@ def test_rare_on_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with (tmp_path / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
             rows = [(f"food[{one.labels.get('food', 'Thai')}]", one.text) for one in descriptions(count, seed)]
             csv.writer(file).writerows([("mr", "ref"), *rows])
-    recipe = Recipe(vocabulary=300, width=32, layers=1, heads=2, context=64, batch=16, epochs=1.0)
+    recipe = TrainingSettings(vocabulary=300, width=32, layers=1, heads=2, context=64, batch_size=16, epochs=1.0)
     settings = rare.Settings(
         runs=64,
         data=str(tmp_path),
         progress=False,
         workers=1,
         text=TextSettings(length=6, recipe=recipe),
-        classifiers=ClassifierRecipes(guide=ClassifierRecipe(hidden=8, epochs=1.0)),
+        classifiers=ClassifierRecipes(guide=ClassifierSettings(hidden=8, epochs=1.0)),
         cases=(Case("classifier", weight=0.5),),
         budget=SMALL,
     )

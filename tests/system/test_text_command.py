@@ -20,12 +20,13 @@ from structured_voronoi.engine.text_chains import TextRun, closing_line
 from structured_voronoi.models.corpora import Corpus, load_corpus
 from structured_voronoi.models.loading import BUNDLED
 from structured_voronoi.models.restaurants import LABELS, PATTERNS, descriptions
-from structured_voronoi.models.training import UNFINISHED, Recipe, train_language_model
+from structured_voronoi.models.training import TrainingSettings, train_language_model
+from structured_voronoi.models.training_run import CHECKPOINT_FOLDER, TrainingCheckpoint
 from structured_voronoi.problem import drawing
 from structured_voronoi.samplers.registry import TEXT_SAMPLERS, text_sampler
 from system.commands import svs
 
-SMALL = Recipe(vocabulary=300, width=16, layers=1, heads=2, context=64, batch=8, epochs=1.0)
+SMALL = TrainingSettings(vocabulary=300, width=16, layers=1, heads=2, context=64, batch_size=8, epochs=1.0)
 
 
 def test_sample_writes_texts_and_lines(tmp_path: Path) -> None:
@@ -163,7 +164,7 @@ def test_weights_that_are_not_there_are_not_made_up(tmp_path: Path) -> None:
     [
         ("empty.txt", "\n\n", "holds no text"),
         ("few.txt", "one\ntwo\n", "holds 2 texts"),
-        ("a.csv", "x,y\n1,2\n", "column `ref`"),
+        ("a.csv", "x,y\n1,2\n", "no column 'ref'"),
         ("torn.csv", 'ref\n"one' + "\x00" * 10, "holds 1 texts"),
     ],
 )
@@ -183,14 +184,11 @@ def test_the_corpus_varies_and_its_labels_are_true() -> None:
     assert all("sushi" not in one.text or one.labels["food"] == "Japanese" for one in some)
 
 
-def test_training_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A training that is killed and started again gives the same weights as one that was never stopped."""
-    from structured_voronoi.models import unfinished
-
+def test_a_resumed_training_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     texts = [one.text for one in descriptions(240, seed=0)]
     corpus = Corpus(texts, texts[:20])
-    monkeypatch.setattr(unfinished, "CHECKPOINT_STEPS", 10)
-    whole = train_language_model(corpus, tmp_path / "whole", SMALL, lambda note, steps: None)
+    often = TrainingCheckpoint(steps=10)
+    whole = train_language_model(corpus, tmp_path / "whole", SMALL, lambda note, steps: None, checkpoint=often)
 
     class Killed(Exception):
         pass
@@ -204,13 +202,13 @@ def test_training_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.Monke
             raise Killed
 
     with pytest.raises(Killed):
-        train_language_model(corpus, tmp_path / "part", SMALL, kill)
-    assert (tmp_path / "part" / UNFINISHED).exists()
+        train_language_model(corpus, tmp_path / "part", SMALL, kill, checkpoint=often)
+    assert (tmp_path / "part" / CHECKPOINT_FOLDER).exists()
     with pytest.raises(sv.SamplingError, match="holds a run with another texts"):
         train_language_model(Corpus(texts[1:], texts[:20]), tmp_path / "part", SMALL, kill)
     again = train_language_model(corpus, tmp_path / "part", SMALL, lambda note, steps: None)
     assert again["held_out_loss"] == whole["held_out_loss"]
-    assert not (tmp_path / "part" / UNFINISHED).exists()
+    assert not (tmp_path / "part" / CHECKPOINT_FOLDER).exists()
     tokens = sv.sample(
         sv.LanguageModel.load(str(tmp_path / "part"), length=4), sv.Ancestral(), chains=2, draws=1, progress=False
     )

@@ -22,24 +22,25 @@ from structured_voronoi.experiments.control.task import ClassifierRecipes
 from structured_voronoi.experiments.exactness import truth
 from structured_voronoi.experiments.text import efficiency, lm, mixing
 from structured_voronoi.experiments.text.models import TextSettings
-from structured_voronoi.models.classifiers import ClassifierRecipe
-from structured_voronoi.models.encoder_judge import EncoderRecipe
+from structured_voronoi.models.classifiers import ClassifierSettings
+from structured_voronoi.models.encoder_judge import EncoderSettings
 from structured_voronoi.models.loading import BUNDLED
-from structured_voronoi.models.prefix_classifier import PrefixRecipe
+from structured_voronoi.models.prefix_classifier import PrefixSettings
 from structured_voronoi.models.restaurants import descriptions
-from structured_voronoi.models.training import Recipe
+from structured_voronoi.models.training import TrainingSettings
 from structured_voronoi.samplers.refresh import Refresh
 from structured_voronoi.samplers.svs import SVS
 
 METHODS = ("ancestral", "fudge", "mucola", "cold", "svs-paper", "svs+refresh", "pncg", "guided", "rejection")
 SPLITS = (("trainset", 1, 200), ("devset", 2, 30), ("testset_w_refs", 3, 60))
 TEXT = TextSettings(
-    length=10, recipe=Recipe(vocabulary=300, width=32, layers=1, heads=2, context=64, batch=16, epochs=1.0)
+    length=10,
+    recipe=TrainingSettings(vocabulary=300, width=32, layers=1, heads=2, context=64, batch_size=16, epochs=1.0),
 )
 CLASSIFIERS = ClassifierRecipes(
-    guide=ClassifierRecipe(hidden=8, epochs=1.0),
-    probe=ClassifierRecipe(kind="probe", hidden=4, epochs=0.2),
-    prefix=PrefixRecipe(embedding=8, hidden=8, epochs=0.5),
+    guide=ClassifierSettings(hidden=8, epochs=1.0),
+    probe=ClassifierSettings(kind="probe", hidden=4, epochs=0.2),
+    prefix=PrefixSettings(embedding=8, hidden=8, epochs=0.5),
 )
 
 
@@ -203,7 +204,7 @@ def test_sentiment_on_a_pretrained_model(tmp_path: Path, cache: Path) -> None:
         ),
         prompts=("The", "Near the river", "This"),
         least_texts=1,
-        encoder=EncoderRecipe(str(tiny_encoder(tmp_path / "encoder")), epochs=0.2),
+        encoder=EncoderSettings(str(tiny_encoder(tmp_path / "encoder")), epochs=0.2),
     )
     files = sentiment.run(settings, tmp_path)
     assert {file.name for file in files} == {f"sentiment_bundled{end}" for end in (".json", ".md", ".png", "_axes.png")}

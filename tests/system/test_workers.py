@@ -19,7 +19,7 @@ import torch
 from structured_voronoi.core.errors import NoStartError, SamplingError
 from structured_voronoi.workers.pool import RUNS, Crew, Report, Work
 from structured_voronoi.workers.processes import Processes
-from structured_voronoi.workers.side_by_side import side_by_side
+from structured_voronoi.workers.parallel import map_tasks
 
 SECONDS = 30.0
 """After which a process that should have ended is taken to go on for ever."""
@@ -101,7 +101,7 @@ def test_reports_arrive_in_order_before_the_result() -> None:
 
 
 def test_results_come_in_the_order_of_the_tasks() -> None:
-    assert side_by_side(square, range(5), "squares", progress=False, workers=2) == [0, 1, 4, 9, 16]
+    assert map_tasks(square, range(5), "squares", progress=False, workers=2) == [0, 1, 4, 9, 16]
 
 
 def test_a_killed_worker_is_replaced_and_its_task_run_again(tmp_path: Path) -> None:
@@ -139,13 +139,13 @@ def answer_by_number(task: int) -> object:
 
 def test_results_are_data_and_others_are_refused_with_and_without_workers() -> None:
     for workers in (1, 2):
-        [good] = side_by_side(answer_by_number, [0], "answers", progress=False, workers=workers)
+        [good] = map_tasks(answer_by_number, [0], "answers", progress=False, workers=workers)
         assert torch.equal(good["tensor"], torch.arange(3))
         assert (good["bytes"], good["tuple"]) == (b"\x00\xff", (1, "a"))
         assert math.isnan(good["nan"][0])
         for task in (1, 2, 3):
             with pytest.raises(SamplingError, match=r"^a worker's result cannot be sent \(the answer.*; let it be of"):
-                side_by_side(answer_by_number, [task], "answers", progress=False, workers=workers)
+                map_tasks(answer_by_number, [task], "answers", progress=False, workers=workers)
 
 
 class NoBoundError(ValueError):

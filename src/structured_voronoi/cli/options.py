@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from structured_voronoi.core.errors import SamplingError
 
-LENGTH_HELP = "Maximum number of tokens of a text."
-ENDS_HELP = (
+if TYPE_CHECKING:
+    from structured_voronoi.diagnostics.checks import DiagnosticWarning
+
+MODEL_HELP = "`bundled`, a name of `svs models ls`, a Hugging Face hub name, a folder, or a .gguf file."
+PROMPT_HELP = "Text on the left."
+CHAT_HELP = "The prompt is a user's message in the model's chat format, and texts are answers."
+MAX_TOKENS_HELP = "Maximum number of tokens of a text."
+FINISH_HELP = (
     "`any`: texts end by themselves or are cut at --max-tokens. `stop`: only texts that end by themselves. `length`: "
-    "exactly --max-tokens tokens, without an end."
+    "exactly --max-tokens tokens, without an end; the default with a suffix."
 )
 STOP_HELP = "Stop string; repeatable. \\n is a new line, \\t a tab."
+CONTROL_HELP = (
+    "What texts must satisfy; repeatable. food=Italian (`svs ls` lists labels), keyword=river, regex=^The, "
+    "words=5..12, characters=..80, only=the,pub, ./folder=label, module:function, or `not keyword=river`. A weight may "
+    "follow: food=Italian@1.5."
+)
+SEED_HELP = "Seed of all random streams."
+DEVICE_HELP = "cpu, cuda, …"
+DTYPE_HELP = "float32, float64, bfloat16 or float16."
 CHECKPOINT_HELP = "Checkpoint folder; an interrupted run resumes from it."
 RESUME_HELP = "Resume the run in --checkpoint, or start it if there is none."
 CONTROL_TIMEOUT_HELP = "Maximum number of seconds for one call of a control."
@@ -29,7 +43,7 @@ def read_stops(stop: list[str] | None) -> tuple[str, ...]:
     return tuple(text.replace("\\n", "\n").replace("\\t", "\t") for text in stop or ())
 
 
-def written_workers(workers: str) -> int | str:
+def read_workers(workers: str) -> int | str:
     """The number of workers, or the address of a cluster."""
     return int(workers) if workers.isdecimal() else workers
 
@@ -40,6 +54,8 @@ def check_resume(resume: bool, checkpoint: object) -> None:
         raise SamplingError("--resume needs the folder of the run", remedy="add --checkpoint DIR")
 
 
-def written_ending(ends: str | None, stop: list[str] | None, suffix: str = "") -> dict[str, Any]:
-    """Where texts end, as `LanguageModel.load` takes it."""
-    return {"ends": ends or ("never" if suffix else "anywhere"), "stop": read_stops(stop)}
+def warning_line(warning: DiagnosticWarning) -> str:
+    """A warning whose remedy names options."""
+    options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in warning.arguments.items())
+    remedy = f"use {options}" if options else warning.remedy
+    return f"{warning.message}; {remedy}" if remedy else warning.message

@@ -13,11 +13,17 @@ from torch import Tensor, nn
 from structured_voronoi.controls import BUNDLED_CONTROLS, bundled_controls
 from structured_voronoi.core.errors import SamplingError, did_you_mean
 from structured_voronoi.core.validation import is_folder, usable_device
-from structured_voronoi.models.classifiers import first_token, identity_of, load_classifier, mismatch, states_of
+from structured_voronoi.models.classifiers import (
+    classifier_inputs,
+    first_token,
+    identity_difference,
+    load_classifier,
+    model_identity,
+)
 from structured_voronoi.models.loading import Loaded
 
 if TYPE_CHECKING:
-    from structured_voronoi.targets.language_model import LanguageModel
+    from structured_voronoi.targets.text import TextTarget
 
 
 class Classifier:
@@ -26,6 +32,9 @@ class Classifier:
     A ``light`` classifier steers in forward guidance too, as its gradient needs no backward pass through the language
     model; a ``probe`` steers in full guidance only.
     """
+
+    weight: float = 1.0
+    """Exponent of the control."""
 
     def __init__(self, network: nn.Module, config: dict[str, Any], name: str, label: str) -> None:
         labels: list[str] = config["labels"]
@@ -38,7 +47,7 @@ class Classifier:
         self.name = f"{name}={label}"
         self.kind: str = config["classifier"]
         self._label_index = labels.index(label)
-        self._lm: LanguageModel | None = None
+        self._lm: TextTarget | None = None
 
     @classmethod
     def load(cls, name: str | Path, label: str, device: str = "cpu") -> Self:
@@ -55,9 +64,9 @@ class Classifier:
         network, config = load_classifier(folder)
         return cls(network.to(usable_device(device)), config, folder.resolve().name, label)
 
-    def bind(self, model: LanguageModel) -> Self:
+    def bind(self, text: TextTarget) -> Self:
         """A copy that reads this language model's embeddings; an error if it was trained with another one's."""
-        reason = mismatch(self.config["model"], identity_of(Loaded(model.model, model.tokenizer)))
+        reason = identity_difference(self.config["model"], model_identity(Loaded(text.network, text.tokenizer)))
         if reason:
             raise SamplingError(
                 f"the classifier {self.name} was trained with another language model",
@@ -65,9 +74,9 @@ class Classifier:
                 remedy="train one for this model with `svs train classifier --model …`",
             )
         bound = copy.copy(self)
-        bound._lm = model
-        dtype = torch.float64 if model.embeddings.dtype == torch.float64 else torch.float32
-        bound.network = copy.deepcopy(self.network).to(device=model.device, dtype=dtype)
+        bound._lm = text
+        dtype = torch.float64 if text.embeddings.dtype == torch.float64 else torch.float32
+        bound.network = copy.deepcopy(self.network).to(device=text.device, dtype=dtype)
         if self.kind == "light":
             bound.log_prob_and_guide = bound.log_prob_and_grad  # type: ignore[attr-defined]
         return bound
@@ -75,14 +84,14 @@ class Classifier:
     @torch.no_grad()
     def log_prob(self, tokens: Int[Tensor, "chain n"], texts: list[str]) -> Float[Tensor, " chain"]:
         lm = self._model()
-        return self._score(lm, lm.model.get_input_embeddings()(tokens), lm.content_lengths(tokens))
+        return self._score(lm, lm.network.get_input_embeddings()(tokens), lm.content_lengths(tokens))
 
     def log_prob_and_grad(
         self, tokens: Int[Tensor, "chain n"], texts: list[str]
     ) -> tuple[Float[Tensor, " chain"], Float[Tensor, "chain n d"]]:
         """The gradient at the input embeddings, brought into the output table's space where the two differ."""
         lm = self._model()
-        embeds = lm.model.get_input_embeddings()(tokens)
+        embeds = lm.network.get_input_embeddings()(tokens)
         log_prob, gradient = self.soft_log_prob_and_grad(embeds, lm.content_lengths(tokens))
         return log_prob, gradient if lm.input_map is None else gradient @ lm.input_map.T
 
@@ -97,10 +106,10 @@ class Classifier:
         return log_prob.detach(), gradient
 
     def _score(
-        self, lm: LanguageModel, embeds: Float[Tensor, "chain n d"], lengths: Int[Tensor, " chain"] | None = None
+        self, lm: TextTarget, embeds: Float[Tensor, "chain n d"], lengths: Int[Tensor, " chain"] | None = None
     ) -> Float[Tensor, " chain"]:
         """The score of the first tokens of each row, or of all of them."""
-        states = states_of(self.kind, lm.model, first_token(self.kind, lm.tokenizer), embeds)
+        states = classifier_inputs(self.kind, lm.network, first_token(self.kind, lm.tokenizer), embeds)
         if lengths is None:
             lengths = torch.full((len(embeds),), embeds.shape[1], device=embeds.device)
         lengths = lengths + states.shape[1] - embeds.shape[1]  # a probe also reads the first token
@@ -108,10 +117,10 @@ class Classifier:
         log_prob: Tensor = logits.log_softmax(-1)[:, self._label_index]
         return log_prob
 
-    def _model(self) -> LanguageModel:
+    def _model(self) -> TextTarget:
         if self._lm is None:
             raise SamplingError(
-                f"the classifier {self.name} has no language model yet",
-                remedy="put it into sv.Controlled(model, {control: 1.0}), or call bind(model)",
+                f"the classifier {self.name} is not bound to a language model",
+                remedy="give it to model.target(..., controls=[...])",
             )
         return self._lm

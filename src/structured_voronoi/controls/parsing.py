@@ -15,64 +15,74 @@ A weight may follow: ``food=Italian@1.5``; a pattern that itself ends in @ and a
 from __future__ import annotations
 
 import importlib
-import json
 import math
 import os
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from structured_voronoi import controls
+from structured_voronoi.controls import bundled_controls, texts
+from structured_voronoi.controls.labels import label
+from structured_voronoi.controls.predicate import Predicate
 from structured_voronoi.core.contracts import Control
-from structured_voronoi.core.errors import SamplingError, did_you_mean, one_line
+from structured_voronoi.core.errors import SamplingError, did_you_mean
 from structured_voronoi.core.user_code import user_code
-from structured_voronoi.core.validation import is_file, is_folder
-
-COUNTED = ("words", "characters")
-"""What can be counted in a text: the names of the predicates that do."""
+from structured_voronoi.core.validation import is_folder
 
 
-def parse_control(text: str, device: str = "cpu") -> tuple[Control, float]:
-    """The control and its weight."""
+def parse_control(text: str, device: str = "cpu") -> Control:
+    """The control that a text describes, with its weight."""
     written, weight = _split_weight(text.strip())
     if written.startswith("not "):
-        control = parse_control(f"{written[4:].strip()}@1", device)[0]
-        if not isinstance(control, controls.Predicate):
+        control = parse_control(f"{written[4:].strip()}@1", device)
+        if not isinstance(control, Predicate):
             raise SamplingError(
                 f"the control {written!r} negates a classifier",
                 remedy="use one of its other labels, or negate another kind of control",
             )
-        return ~control, weight
+        return replace(~control, weight=weight)
     name, equals, value = written.partition("=")
     if name == "keyword" and equals:
-        return controls.Predicate.keyword(value), weight
+        return texts.keyword(value, weight=weight)
     if name == "regex" and equals:
-        return controls.Predicate.regex(value), weight
+        return texts.regex(value, weight=weight)
     if not equals and ":" in name:
-        imported = _import_control(name)
-        return (imported, weight) if isinstance(imported, Control) else (controls.Predicate(imported, name), weight)
-    if name in COUNTED and equals:
-        return getattr(controls.Predicate, name)(*_parse_bounds(name, value)), weight
+        return _weighted(_import_control(name), name, weight)
+    if name == "words" and equals:
+        return texts.words(*_parse_bounds(name, value), weight=weight)
+    if name == "characters" and equals:
+        return texts.characters(*_parse_bounds(name, value), weight=weight)
     if name == "only" and equals:
-        return controls.Predicate.only(value.split(",")), weight
-    known = [*controls.bundled_controls(), "keyword", "regex", *COUNTED, "only"]
+        return texts.only(value.split(","), weight=weight)
+    known = [*bundled_controls(), "keyword", "regex", "words", "characters", "only"]
     if "/" in name or "\\" in name or name.startswith(".") or (name and name not in known and is_folder(name)):
-        folder, equals, label = written.rpartition("=")
-        if not equals or not label:
-            raise SamplingError(f"the control {text!r} names no label", remedy=f"write {written.rstrip('=')}=LABEL")
-        return _load_classifier(folder, label, device), weight
+        folder, equals, value = written.rpartition("=")
+        if not equals or not value:
+            raise SamplingError(
+                f"the control {text!r} names no label",
+                remedy=f"write {written.rstrip('=')}=LABEL",
+            )
+        return label(folder, value, weight=weight, device=device)
     if name not in known:
         raise SamplingError(
-            f"the control {text!r} is unknown; {did_you_mean(name, known)}",
-            remedy="or ./folder=label, or module:function",
+            f"the control {text!r} is unknown",
+            remedy=f"{did_you_mean(name, known)}; or ./folder=label, or module:function",
         )
     if not value:
         raise SamplingError(
             f"the control {text!r} names no value",
             remedy=f"write {name}=VALUE, as listed by `svs ls`",
         )
-    return controls.Classifier.load(name, value, device), weight
+    return label(name, value, weight=weight, device=device)
+
+
+def _weighted(imported: Any, name: str, weight: float) -> Control:
+    """A function or control of the user's with a weight."""
+    if not isinstance(imported, Control):
+        return Predicate(imported, name, weight=weight)
+    return imported if weight == 1.0 else texts.with_weight(imported, weight * getattr(imported, "weight", 1.0))
 
 
 def _parse_bounds(name: str, written: str) -> tuple[int, int | None]:
@@ -101,34 +111,6 @@ def _split_weight(text: str) -> tuple[str, float]:
             )
         return before, weight
     return text, 1.0
-
-
-def _load_classifier(folder: str, label: str, device: str) -> Control:
-    """A classifier of this package, whose config has the key `classifier`; else one of Hugging Face."""
-    path = Path(folder)
-    if folder.startswith((".", "/", "~")) and not is_folder(path):
-        raise SamplingError(
-            f"there is no folder {folder}",
-            remedy=f"train one with `svs train classifier --out {folder}`",
-        )
-    config = path / "config.json"
-    if is_folder(path):
-        if not is_file(config):
-            raise SamplingError(
-                f"{folder} holds no config.json",
-                remedy="give a folder written by `svs train classifier`",
-            )
-        try:
-            is_ours = "classifier" in json.loads(config.read_text(encoding="utf-8"))
-        except (ValueError, TypeError, OSError, RecursionError) as error:  # a number holds nothing: a TypeError
-            raise SamplingError(
-                f"{config} cannot be read",
-                cause=one_line(error),
-                remedy="the folder is damaged: train it again",
-            ) from error
-        if is_ours:
-            return controls.Classifier.load(path, label, device)
-    return controls.TextClassifier.load(folder, label, device)
 
 
 def _import_control(written: str) -> Any:

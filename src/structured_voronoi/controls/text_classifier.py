@@ -12,14 +12,17 @@ from torch import Tensor
 from structured_voronoi.core.errors import SamplingError, did_you_mean, one_line
 from structured_voronoi.core.streams import in_blocks
 from structured_voronoi.core.validation import is_folder, usable_device
-from structured_voronoi.models.fetching import WHEELS
-from structured_voronoi.models.loading import check_complete, hub_options, quiet_libraries, refuse_absurd
+from structured_voronoi.models.loading import check_complete, check_layer_count, hub_options, quiet_libraries
+from structured_voronoi.models.wheels import WHEELS
 
 AT_A_TIME = 64
 
 
 class TextClassifier:
     """log p(label | text) of a sequence classifier. It has no gradient at the language model's embeddings."""
+
+    weight: float = 1.0
+    """Exponent of the control."""
 
     def __init__(self, model: Any, tokenizer: Any, label: str | int, title: str) -> None:
         labels: dict[int, str] = {int(index): name for index, name in model.config.id2label.items()}
@@ -60,7 +63,7 @@ class TextClassifier:
         quiet_libraries()
         subject = f"the text classifier {source!r}"
         try:
-            refuse_absurd(subject, AutoConfig.from_pretrained(source, trust_remote_code=False, **options))
+            check_layer_count(subject, AutoConfig.from_pretrained(source, trust_remote_code=False, **options))
             tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
             model: Any
             model, loading_info = AutoModelForSequenceClassification.from_pretrained(

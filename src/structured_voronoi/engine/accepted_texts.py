@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 
 from structured_voronoi.core.errors import NoStartError
 from structured_voronoi.core.progress import progress_bar
-from structured_voronoi.engine.checkpoint import Checkpoint
+from structured_voronoi.engine.checkpoint import NO_CHECKPOINT, Checkpoint
 from structured_voronoi.engine.rounds import Accepted, Rounds
 from structured_voronoi.engine.settings import EngineSettings
 from structured_voronoi.engine.texts import Text, make_texts
 from structured_voronoi.engine.try_source import TrySource, plain_proposal
 from structured_voronoi.metrics.probability import Probability, estimate_probability
 from structured_voronoi.problem.problem import bind
-from structured_voronoi.targets.controlled import Controlled
-from structured_voronoi.targets.language_model import LanguageModel
-
-MIN_ENDED_SHARE, MIN_TRIES_TO_END = 0.01, 1000
-"""Give up if a smaller share of at least so many tries ends in time."""
+from structured_voronoi.targets.controlled import ControlledTarget
+from structured_voronoi.targets.text import TextTarget
 
 
 @dataclass(frozen=True)
@@ -33,18 +30,18 @@ class Outcome:
 
 
 @dataclass
-class EngineTexts:
+class AcceptedTexts:
     """Texts of some targets, one per prompt."""
 
-    targets: Sequence[LanguageModel | Controlled]
+    targets: Sequence[TextTarget | ControlledTarget]
     n: int
     seed: int
     tolerance: float
     weighted: bool
     settings: EngineSettings
     time_limit: float | None = None
-    checkpoint: Checkpoint | None = None
-    make_targets: Callable[[], Sequence[LanguageModel | Controlled]] | None = None
+    checkpoint: Checkpoint = NO_CHECKPOINT
+    make_targets: Callable[[], Sequence[TextTarget | ControlledTarget]] | None = None
     progress: bool = False
     _counts: dict[int, int] = field(default_factory=dict)
 
@@ -65,14 +62,14 @@ class EngineTexts:
             self.weighted,
             lookahead=plain_proposal(problems[0], self.settings, has_heads=False) if is_plain else None,
         )
-        all_texts = self.n * len(self.targets)
-        with progress_bar(all_texts, self.progress, stage="texts") as tick:
+        total = self.n * len(self.targets)
+        with progress_bar(total, self.progress, "texts") as tick:
             shown = 0
 
             def show(rounds: Rounds) -> None:
                 tries = sum(one.count() for one in rounds.proposals)
                 self._refuse_endless(rounds, tries)
-                tick(f"{tries:,} tries with proposal {rounds.current}, {self._rate()}", 0)
+                tick(f"{tries:,} proposals, {self._satisfied_share()}", 0)
 
             rounds.progress = show
             if self.time_limit is not None:
@@ -80,44 +77,42 @@ class EngineTexts:
                 rounds.should_stop = lambda: monotonic() - began > limit
             for found in rounds.run():
                 texts = self._texts(found)
-                done = sum(self._counts.values())
-                tick("", min(all_texts, done) - shown)
-                shown = min(all_texts, done)
+                done = min(total, sum(self._counts.values()))
+                tick("", done - shown)
+                shown = done
                 if texts:
-                    self._keep(texts, done)
-                    self._reach(done, all_texts)
+                    self._save(texts, done, total)
                     yield texts
-        self._reach(all_texts, all_texts)
+        if not rounds.stopped_early:
+            self._save([], total, total)
 
-    def _keep(self, texts: list[Text], done: int) -> None:
-        """Put the texts into the checkpoint, where `svs runs` and `svs diagnose` read them."""
-        kept, name = self.checkpoint, f"texts-{done:09}"
-        if kept is not None and not kept.is_finished and name not in kept.names("texts-"):
-            kept.put(name, {"texts": [text._asdict() for text in texts]})
+    def _save(self, texts: list[Text], done: int, total: int) -> None:
+        """Put texts into the checkpoint, where `svs runs` and `svs diagnose` read them."""
+        checkpoint, name = self.checkpoint, f"texts-{done:09}"
+        if checkpoint.is_finished:
+            return
+        if texts and name not in checkpoint.names("texts-"):
+            checkpoint.put(name, {"texts": [vars(text) for text in texts]})
+        checkpoint.record_progress(done, total, "texts")
+        if checkpoint.is_due:
+            checkpoint.save()
 
-    def _reach(self, done: int, all_texts: int) -> None:
-        kept = self.checkpoint
-        if kept is not None and not kept.is_finished:
-            kept.reach(min(done, all_texts), all_texts, "texts")
-            if done >= all_texts or kept.is_due:
-                kept.save()
-
-    def _rate(self) -> str:
-        """The acceptance rate in words."""
+    def _satisfied_share(self) -> str:
         proposal = self.rounds.proposals[self.rounds.current]
         weight = proposal.weight()
         return f"{(weight > 0).mean():.0%} satisfy the controls" if len(weight) else ""
 
     def _refuse_endless(self, rounds: Rounds, tries: int) -> None:
         """Give up on texts that must end, but hardly ever do."""
+        min_tries, min_ended_share = 1000, 0.01
         problem = rounds.problems[0]
-        if problem.ended is None or tries < MIN_TRIES_TO_END or not rounds.proposals[0].is_plain:
+        if problem.ended is None or tries < min_tries or not rounds.proposals[0].is_plain:
             return
         ended = sum(int(batch.ended.sum()) for parts in rounds.proposals[0].batches.values() for batch in parts)
-        if ended < MIN_ENDED_SHARE * rounds.proposals[0].count() and problem.normalised:
+        if ended < min_ended_share * rounds.proposals[0].count() and problem.normalised:
             raise NoStartError(
                 f"{ended} of {tries} texts ended within {problem.length} tokens",
-                remedy="raise the length, give a stop string, or take texts that need not end",
+                remedy="raise max_tokens, give a stop string, or use finish='any'",
             )
 
     def _texts(self, found: list[Accepted]) -> list[Text]:
@@ -129,13 +124,14 @@ class EngineTexts:
             row, target = slice(one.row, one.row + 1), self.targets[one.prompt]
             (text,) = make_texts(
                 target,
-                [one.prompt * self.n + index if not self.weighted else index],
+                [index],
                 one.tries.tokens[row].to(target.embeddings.device),
                 one.tries.log_prob[row],
                 one.tries.log_target[row],
+                one.prompt,
             )
             if self.weighted:
-                text = text._replace(log_weight=float(one.tries.log_weight[one.row]))
+                text = replace(text, log_weight=float(one.tries.log_weight[one.row]))
             texts.append(text)
         return texts
 

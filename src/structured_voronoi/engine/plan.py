@@ -11,7 +11,7 @@ from structured_voronoi.problem.drawing import log_bound
 from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.samplers.registry import TEXT_SCALE, Scale, check_sampler_name, find_sampler, text_sampler
 
-DEFAULT_LENGTH = 60
+DEFAULT_MAX_TOKENS = 60
 """Default maximum number of tokens of a text."""
 DEFAULT_TOLERANCE = 0.003
 """Default bound on the error of texts under control."""
@@ -67,8 +67,8 @@ def choose_sampler(target: Target | Problem, name: str = "auto") -> tuple[str, s
         return "svs", "sampling with SVS: the tokens of this target cannot be redrawn"
     if problem.normalised:
         return "ancestral", None
-    own: Any = problem.target
-    if len(getattr(own, "after", getattr(getattr(own, "model", None), "after", ()))):
+    text: Any = getattr(problem.target, "text", problem.target)
+    if len(getattr(text, "after", ())):
         return "svs+refresh", "sampling with SVS and Refresh: text follows the tokens"
     try:
         log_bound(problem)

@@ -1,82 +1,96 @@
-"""Texts that were drawn: their data, and how rows of tokens are made into them."""
+"""Texts that were drawn, and how rows of tokens become texts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from structured_voronoi.core.streams import widened
-from structured_voronoi.targets.controlled import Controlled
-from structured_voronoi.targets.language_model import LanguageModel
+from structured_voronoi.targets.controlled import ControlledTarget
+from structured_voronoi.targets.text import TextTarget
 
-Ended = Literal["end", "stop", "no"]
-"""How a text ends: with the end-of-text token, with a stop string, or not at all."""
+FinishReason = Literal["stop", "length"]
+"""A text ends by itself, with the end-of-text token or a stop string, or is cut at the maximum number of tokens."""
 
 
-class Text(NamedTuple):
-    """One draw, as it is written to a JSONL file."""
+@dataclass(frozen=True)
+class Text:
+    """A text that was drawn. ``str(text)`` is the text itself, without the prompt.
 
-    chain: int
-    draw: int
+    Examples
+    --------
+    >>> import structured_voronoi as sv
+    >>> text = next(sv.stream("bundled", "Near the", n=1, max_tokens=8, seed=0))
+    >>> text.prompt, text.index, str(text) == text.text
+    ('Near the', 0, True)
+    """
+
     prompt: str
+    index: int
+    """Number of the text among those of its prompt."""
     text: str
     tokens: list[int]
-    """With its end and without padding."""
-    ended: Ended
+    """With the end and without padding."""
+    finish_reason: FinishReason
     log_prob: float
-    """log p under the language model alone."""
-    energy: float
-    """U(m) of the target, with suffix, end and controls."""
-    controls: dict[str, float]
-    """p(t | m) of every control, by name."""
+    """log p of the language model, without controls."""
+    log_target: float
+    """log p of the target, with suffix and controls, not normalised."""
+    controls: dict[str, float] = field(default_factory=dict)
+    """Probability that each control gives to the text, by name; for hard controls 1."""
     log_weight: float | None = None
-    """log of the importance weight, where weighted texts were asked for."""
+    """log of the importance weight, of weighted texts."""
+    prompt_number: int = 0
+    """Position of the prompt in the list of prompts."""
+
+    def __str__(self) -> str:
+        return self.text
 
     def line(self) -> dict[str, Any]:
-        """The keys and values of its JSONL line: one key a control, at the end. What is no finite number is null."""
-        parts = {**self._asdict(), **self.controls}
-        del parts["controls"]
+        """The keys and values of its line in a JSONL file; numbers that are not finite are None."""
+        parts = {name: value for name, value in vars(self).items() if name not in ("controls", "prompt_number")}
         if self.log_weight is None:
             del parts["log_weight"]
+        parts |= self.controls
         return {
             key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in parts.items()
         }
 
 
+LINE_KEYS = tuple(one.name for one in fields(Text) if one.name not in ("controls", "prompt_number"))
+"""Keys of a line besides the names of controls."""
+
+
 def make_texts(
-    target: LanguageModel | Controlled,
-    numbers: Sequence[int],
+    target: TextTarget | ControlledTarget,
+    indices: Sequence[int],
     tokens: Tensor,
     log_prob: Float[Tensor, " text"],
     log_target: Float[Tensor, " text"],
+    prompt_number: int = 0,
 ) -> list[Text]:
     """Rows of tokens as texts, with the scores of every control."""
-    language_model = target.model if isinstance(target, Controlled) else target
-    scores = target.control_log_probs(tokens) if isinstance(target, Controlled) else {}
-    columns = {control.name: widened(score).exp().tolist() for control, score in scores.items()}
-    lengths = language_model.text_lengths(tokens).tolist()
+    text_target = target.text if isinstance(target, ControlledTarget) else target
+    scores = target.control_log_probs(tokens) if isinstance(target, ControlledTarget) else {}
+    columns = {name: widened(score).exp().tolist() for name, score in scores.items()}
+    lengths, complete = text_target.text_lengths(tokens).tolist(), text_target.is_complete(tokens).tolist()
     return [
         Text(
-            chain=number,
-            draw=0,
-            prompt=language_model.prompt,
+            prompt=text_target.prompt,
+            index=index,
             text=target.decode(row),
             tokens=row[: lengths[i]].tolist(),
-            ended=_how_it_ended(language_model, row[: lengths[i]]),
+            finish_reason="stop" if complete[i] else "length",
             log_prob=float(log_prob[i]),
-            energy=-float(log_target[i]),
+            log_target=float(log_target[i]),
             controls={name: values[i] for name, values in columns.items()},
+            prompt_number=prompt_number,
         )
-        for i, (number, row) in enumerate(zip(numbers, tokens, strict=True))
+        for i, (index, row) in enumerate(zip(indices, tokens, strict=True))
     ]
-
-
-def _how_it_ended(model: LanguageModel, tokens: Int[Tensor, " n"]) -> Ended:
-    if model.ends == "never":
-        return "no"
-    return "end" if model.ending is None or int(tokens[-1]) in model.ending.tokens else "stop"

@@ -65,7 +65,7 @@ def token_automaton(problem: Problem, name: str) -> TokenAutomaton | None:
         return None
     allowed = problem.allowed
     words = spelt if allowed is None else [word if allowed[i] else b"" for i, word in enumerate(spelt)]
-    compiled = TokenAutomaton.spelt(automaton, words, problem.length, problem.device, problem.padding)
+    compiled = TokenAutomaton.from_bytes(automaton, words, problem.length, problem.device, problem.padding)
     if not compiled.is_possible:
         limit = "" if problem.padding is None else " at most"
         raise SamplingError(

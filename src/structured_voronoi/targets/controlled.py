@@ -1,17 +1,18 @@
-"""A language model under control: p(m) ∝ p_LM(m | prompt) · Π_k p(t_k | m)^weight_k."""
+"""Texts under control: p(m) ∝ p_LM(m | prompt) · Π_k p(t_k | m)^weight_k."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from structured_voronoi.controls.texts import as_control
 from structured_voronoi.core.contracts import (
     BOUND_TOLERANCE,
     CONTROL_ABILITIES,
@@ -26,10 +27,13 @@ from structured_voronoi.core.streams import widened
 from structured_voronoi.core.user_code import CONTROL_SECONDS, user_code
 from structured_voronoi.core.validation import check_positive, refuse_misspelt
 from structured_voronoi.targets.ending import Ending
-from structured_voronoi.targets.language_model import LanguageModel
+from structured_voronoi.targets.text import TextTarget
+
+if TYPE_CHECKING:
+    from structured_voronoi.targets.language_model import Controls
 
 PENALTY = -4.0
-"""The lowest score of a control while a start is searched for."""
+"""Lowest score of a control while starts are searched."""
 
 Steering = Callable[[Tensor, list[str]], tuple[Tensor, Tensor]]
 SoftSteering = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -47,71 +51,92 @@ class _Weighted(NamedTuple):
     pattern: Pattern | None
 
 
-class Controlled:
-    """Any number of controls, each with its weight γ.
+class ControlledTarget:
+    """Texts of a language model under controls, each with its weight; made by `LanguageModel.target`.
 
-    Guidance comes from the language model and from the controls that have a gradient; the others are sampled exactly
-    all the same, they just do not steer. A control that takes more than ``timeout`` seconds for some texts is ended
-    with an error, where that can be done (`user_code` in structured_voronoi.core.errors); None waits for ever.
+    The language model and the controls that have a gradient guide samplers; the others are sampled exactly all the
+    same.
+
+    Parameters
+    ----------
+    text
+        The texts without controls.
+    controls
+        Controls such as ``sv.keyword("river")``, functions of the text, or any object with a ``name`` and
+        ``log_prob(tokens, texts)``.
+    timeout
+        Maximum number of seconds for one call of a control, where calls can be interrupted; None for no limit.
+
+    Examples
+    --------
+    >>> import structured_voronoi as sv
+    >>> target = sv.load("bundled").target("Near the", [sv.keyword("river")], max_tokens=8)
+    >>> [control.name for control in target.controls]
+    ['keyword=river']
     """
 
     masks_itself = True
     reorders = True
     normalised = False
-    """Controls look at the whole text: ancestral draws are not the truth."""
+    """Controls read the whole text, so that ancestral sampling is not exact."""
     _lowest_score = -math.inf
 
-    def __init__(
-        self, model: LanguageModel, controls: Mapping[Control, float], timeout: float | None = CONTROL_SECONDS
-    ) -> None:
-        if not controls:
-            raise SamplingError("no control was given", remedy="sample the language model itself, or add a control")
+    def __init__(self, text: TextTarget, controls: Controls, timeout: float | None = CONTROL_SECONDS) -> None:
         check_positive(timeout=timeout)
-        self.model, self.timeout, self._asked = model, timeout, dict(controls)
+        self.text, self.timeout, self._asked = text, timeout, check_controls(controls)
+        if not self._asked:
+            raise SamplingError("no control was given", remedy="sample the texts themselves, or add a control")
         self._weighted = []
-        for control, weight in controls.items():
-            with user_code(f"the control {type(control).__name__}", "mend it, or leave it out", timeout):
-                self._weighted.append(_bind_control(control, weight, model))
-        self.controls: dict[Control, float] = {weighted.control: weighted.weight for weighted in self._weighted}
-        names = [weighted.control.name for weighted in self._weighted]
+        for control in self._asked:
+            with user_code(f"the control {type(control).__name__}", "correct it, or leave it out", timeout):
+                self._weighted.append(_bind_control(control, text))
+        self.controls: list[Control] = [weighted.control for weighted in self._weighted]
+        """The controls, bound to the language model."""
+        names = [control.name for control in self.controls]
         repeated = {name for name in names if names.count(name) > 1}
         if repeated:
             raise SamplingError(
-                f"two controls are called {repeated.pop()!r}",
-                remedy="leave one out, or give it another name",
+                f"two controls have the name {repeated.pop()!r}", remedy="leave one out, or give it another name"
             )
-        self.embeddings, self.length, self.allowed = model.embeddings, model.length, model.allowed
-        self.tokenizer, self.decode, self.prompt = model.tokenizer, model.decode, model.prompt
-        self.stop, self.system = model.stop, model.system
-        self.conditionals, self.token_log_probs = model.conditionals, model.token_log_probs
-        self.padding, self.ended = model.padding, model.ended
+        self.model, self.tokenizer, self.prompt = text.model, text.tokenizer, text.prompt
+        self.embeddings, self.length, self.allowed = text.embeddings, text.length, text.allowed
+        self.decode, self.stop, self.system = text.decode, text.stop, text.system
+        self.conditionals, self.token_log_probs = text.conditionals, text.token_log_probs
+        self.padding, self.ended = text.padding, text.ended
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weight of each control, by name."""
+        return {weighted.control.name: weighted.weight for weighted in self._weighted}
 
     def recipe(self) -> Any:
-        """How another process makes the same: of the model and the controls."""
-        return (Controlled, (self.model, self._asked, self.timeout)) if type(self) is Controlled else NotImplemented
+        """How another process makes the same target."""
+        if type(self) is not ControlledTarget:
+            return NotImplemented
+        return ControlledTarget, (self.text, self._asked, self.timeout)
 
     def log_prob(self, tokens: Int[Tensor, "chain n"]) -> Float[Tensor, " chain"]:
-        return self.model.log_prob(tokens) + self._weighted_scores(tokens)
+        return self.text.log_prob(tokens) + self._weighted_scores(tokens)
 
     def redraw(self, tokens: Int[Tensor, "chain n"], start: int, stop: int, choose: Choose) -> Redrawn:
         """The language model's redraw; the controls count as part of ``log_rest``."""
-        redrawn = self.model.redraw(tokens, start, stop, choose)
+        redrawn = self.text.redraw(tokens, start, stop, choose)
         return redrawn._replace(log_rest=redrawn.log_rest + self._weighted_scores(redrawn.tokens))
 
     def log_prob_and_guide(self, tokens: Int[Tensor, "chain n"]) -> tuple[Tensor, Tensor]:
-        return self._steer(tokens, self.model.log_prob_and_guide, [weighted.guide for weighted in self._weighted])
+        return self._steer(tokens, self.text.log_prob_and_guide, [weighted.guide for weighted in self._weighted])
 
     def log_prob_and_grad(self, tokens: Int[Tensor, "chain n"]) -> tuple[Tensor, Tensor]:
-        return self._steer(tokens, self.model.log_prob_and_grad, [weighted.gradient for weighted in self._weighted])
+        return self._steer(tokens, self.text.log_prob_and_grad, [weighted.gradient for weighted in self._weighted])
 
     def soft_reading(
         self, weights: Float[Tensor, "chain n candidate"], candidates: Int[Tensor, "chain n candidate"]
     ) -> SoftReading:
         """The language model's reading; the controls that can read mixtures of tokens count as part of the rest."""
-        log_probs, log_rest, slope = self.model.soft_reading(weights, candidates)
+        log_probs, log_rest, slope = self.text.soft_reading(weights, candidates)
         with torch.enable_grad():
             weights = weights.detach().requires_grad_()
-            embeds = self.model.soft_embeds(weights, candidates)
+            embeds = self.text.soft_embeds(weights, candidates)
         total, at_embeds = widened(log_rest), torch.zeros_like(embeds)
         for weighted in self._weighted:
             if weighted.weight and weighted.soft_gradient is not None:
@@ -151,18 +176,18 @@ class Controlled:
 
     def log_factors(self, tokens: Int[Tensor, "chain n"]) -> dict[str, Float[Tensor, " chain"]]:
         """weight_k (score_k - bound_k) of every control, and the factors of the model."""
-        texts, like = self.texts(tokens), widened(self.embeddings.new_zeros(len(tokens)))
+        texts, like = self.decode_all(tokens), widened(self.embeddings.new_zeros(len(tokens)))
         factors = {
             control.name: weight * (self._scores(control, tokens, texts, like) - bound)
             for control, weight, bound, *_ in self._weighted
             if weight
         }
-        return factors | self.model.log_factors(tokens)
+        return factors | self.text.log_factors(tokens)
 
     @property
     def patterns(self) -> dict[str, Pattern | Ending]:
         """The patterns of the controls that are nothing else, and the model's."""
-        return self.model.patterns | {
+        return dict(self.text.patterns) | {
             weighted.control.name: weighted.pattern
             for weighted in self._weighted
             if weighted.weight and weighted.pattern is not None
@@ -172,7 +197,7 @@ class Controlled:
         """Which control gives one of these texts a score above its bound."""
         scores = self.control_log_probs(tokens)
         for control, _, bound, *_ in self._weighted:
-            highest = float(scores[control].max())
+            highest = float(scores[control.name].max())
             if highest > bound + BOUND_TOLERANCE:
                 return f"control {control.name!r} scored {highest:.6g}, above its bound of {bound:.6g}"
         return ""
@@ -180,22 +205,22 @@ class Controlled:
     def why_impossible(self, tokens: Int[Tensor, "chain n"]) -> str:
         """Which controls find these texts impossible, and how many of them."""
         scores = self.control_log_probs(tokens)
-        shares = {control.name: float((~score.isfinite()).float().mean()) for control, score in scores.items()}
-        reasons = [f"{name} refused {share:.0%} of the last ones" for name, share in shares.items() if share]
-        return ", ".join(filter(None, [self.model.why_impossible(tokens), *reasons]))
+        shares = {name: float((~score.isfinite()).float().mean()) for name, score in scores.items()}
+        reasons = [f"{name} is violated by {share:.0%} of the last ones" for name, share in shares.items() if share]
+        return ", ".join(filter(None, [self.text.why_impossible(tokens), *reasons]))
 
-    def control_log_probs(self, tokens: Int[Tensor, "chain n"]) -> dict[Control, Float[Tensor, " chain"]]:
-        """log p(t_k | m) of every control, without its weight."""
-        texts, like = self.texts(tokens), widened(self.embeddings.new_zeros(len(tokens)))
-        return {control: self._scores(control, tokens, texts, like) for control in self.controls}
+    def control_log_probs(self, tokens: Int[Tensor, "chain n"]) -> dict[str, Float[Tensor, " chain"]]:
+        """log p(t_k | m) of every control by name, without its weight."""
+        texts, like = self.decode_all(tokens), widened(self.embeddings.new_zeros(len(tokens)))
+        return {control.name: self._scores(control, tokens, texts, like) for control in self.controls}
 
-    def texts(self, tokens: Int[Tensor, "chain n"]) -> list[str]:
-        """The decoded texts that the controls read: the drawn tokens alone, without prompt and suffix."""
+    def decode_all(self, tokens: Int[Tensor, "chain n"]) -> list[str]:
+        """The texts that the controls read: the drawn tokens alone, without prompt and suffix."""
         return [self.decode(row) for row in tokens]
 
     def _weighted_scores(self, tokens: Tensor) -> Float[Tensor, " chain"]:
         """Σ_k weight_k log p(t_k | m)."""
-        texts = self.texts(tokens)
+        texts = self.decode_all(tokens)
         total = widened(self.embeddings.new_zeros(len(tokens)))
         for control, weight, *_ in self._weighted:
             if weight:  # 0 · (-inf) is no number
@@ -218,7 +243,7 @@ class Controlled:
         self, tokens: Tensor, steer_model: Callable[[Tensor], tuple[Tensor, Tensor]], steering: list[Steering | None]
     ) -> tuple[Tensor, Tensor]:
         total, field = steer_model(tokens)
-        total, texts = widened(total), self.texts(tokens)
+        total, texts = widened(total), self.decode_all(tokens)
         for (control, weight, *_), steer in zip(self._weighted, steering, strict=True):
             if not weight:
                 continue
@@ -233,21 +258,37 @@ class Controlled:
         return total, field
 
 
-def _bind_control(control: Control, weight: object, model: LanguageModel) -> _Weighted:
-    if not isinstance(control, Control):
+def check_controls(controls: Controls) -> list[Control]:
+    """The controls as a list, with functions of the text as predicates; an error for anything else."""
+    if isinstance(controls, str | bytes | Mapping) or not isinstance(controls, Collection):
         raise SamplingError(
-            f"{control!r} is not a control: it needs a `name` and `log_prob(tokens, texts)`",
-            remedy="wrap a function of the text in sv.controls.Predicate",
+            f"controls = {controls!r:.200} is not a list of controls",
+            remedy="write controls=[sv.keyword('river')]; weights belong to the controls: "
+            "sv.label('food', 'Italian', weight=1.5)",
         )
+    found: list[Control] = []
+    for given in controls:
+        control = as_control(given)
+        if not isinstance(control, Control):
+            raise SamplingError(
+                f"{given!r:.200} is not a control",
+                remedy="give one such as sv.keyword('river'), a function of the text, or an object with a `name` and "
+                "`log_prob(tokens, texts)`",
+            )
+        found.append(control)
+    return found
+
+
+def _bind_control(control: Control, model: TextTarget) -> _Weighted:
     if not isinstance(control.name, str) or not control.name:
         raise SamplingError(
             f"the name of a control, a {type(control).__name__}, is {control.name!r}",
             remedy="give it a text that tells it from others",
         )
+    weight = getattr(control, "weight", 1.0)
     if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 <= weight < math.inf:
         raise SamplingError(
-            f"the weight of {control.name} is {weight!r}",
-            remedy="give a number ≥ 0, for example 1.0",
+            f"the weight of {control.name} is {weight!r}", remedy="give a number of at least 0, for example 1.0"
         )
     refuse_misspelt(control, CONTROL_ABILITIES, "control")
     bind: Any = getattr(control, "bind", None)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from structured_voronoi.core.errors import SamplingError, did_you_mean
+from structured_voronoi.core.errors import SamplingError
 from structured_voronoi.core.streams import widened
 from structured_voronoi.models.prompts import check_text
 
-Ends = Literal["never", "at length", "anywhere"]
-"""Texts of N tokens, the beginnings of longer ones; whole texts of N tokens; whole texts of N tokens at most."""
+Finish = Literal["length", "stop", "any"]
+"""Exactly N tokens without an end; texts that end within N tokens; texts that end or are cut at N tokens."""
 
 ENDING = "the text ends"
 """The name of this condition among the factors of a target."""
@@ -51,10 +51,11 @@ class Ending(NamedTuple):
         """Is the text over before each of the n positions and, at last, after all of them?"""
         return self.is_over(self.states(tokens))
 
-    def is_text(self, tokens: Int[Tensor, "row n"]) -> Bool[Tensor, " row"]:
-        """Which rows are a text that ends, and padding?"""
+    def is_text(self, tokens: Int[Tensor, "row n"], must_end: bool = True) -> Bool[Tensor, " row"]:
+        """Which rows hold a text, which ends if it must, and padding after its end?"""
         over = self.over(tokens)
-        return over[:, -1] & (~over[:, :-1] | (tokens == self.padding)).all(-1)
+        is_text = (~over[:, :-1] | (tokens == self.padding)).all(-1)
+        return over[:, -1] & is_text if must_end else is_text
 
     def automaton(self, length: int) -> Any:
         """The same, as a lookahead reads it: texts that are over match."""
@@ -97,7 +98,7 @@ def make_ending(
         if not all(texts):
             raise SamplingError("a stop string is empty, so that every text would end at once", remedy="leave it out")
         for text in texts:
-            check_text("the stop string", text)
+            check_text("stop", text)
         steps = torch.from_numpy(stop_steps(texts, tokenizer, allowed.tolist(), length))
     ids = [*ends, *(one for one in stop if not isinstance(one, str))]
     for token in ids:
@@ -109,16 +110,6 @@ def make_ending(
     steps[:, ids] = len(steps) - 1
     steps[-1] = len(steps) - 1
     return Ending(ends, steps.to(allowed.device))
-
-
-def checked_ends(ends: Ends | bool) -> Ends:
-    """The word for where texts end; True and False stand for "at length" and "never"."""
-    if isinstance(ends, bool):
-        return "at length" if ends else "never"
-    for word in get_args(Ends):
-        if ends == word or str(ends).replace("-", " ") == word:
-            return word  # type: ignore[no-any-return]
-    raise SamplingError(f"ends = {ends!r} is unknown", remedy=did_you_mean(str(ends), get_args(Ends)))
 
 
 def checked_stops(stop: str | int | Sequence[str | int]) -> tuple[str | int, ...]:

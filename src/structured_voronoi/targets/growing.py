@@ -11,7 +11,7 @@ from torch import Tensor
 from structured_voronoi.core.streams import BLOCK
 
 if TYPE_CHECKING:
-    from structured_voronoi.targets.language_model import LanguageModel
+    from structured_voronoi.targets.text import TextTarget
 
 
 class Growing:
@@ -21,7 +21,7 @@ class Growing:
     the others, and the model rests when all are over.
     """
 
-    def __init__(self, lm: LanguageModel, tokens: Int[Tensor, "row n"]) -> None:
+    def __init__(self, lm: TextTarget, tokens: Int[Tensor, "row n"]) -> None:
         self.lm, self.cache = lm, lm.prompt_cache(len(tokens))
         self.rows = torch.arange(len(tokens), device=tokens.device)
         """Those in the model's batch."""
@@ -83,7 +83,7 @@ class Growing:
         return scored, rest
 
     def _run(self, ids: Int[Tensor, "row position"]) -> Float[Tensor, "row position d"]:
-        out = self.lm.model.base_model(input_ids=ids, past_key_values=self.cache, use_cache=True)
+        out = self.lm.network.base_model(input_ids=ids, past_key_values=self.cache, use_cache=True)
         self.cache = out.past_key_values
         states: Tensor = out.last_hidden_state
         return states

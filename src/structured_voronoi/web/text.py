@@ -9,16 +9,16 @@ from typing import Any
 
 from torch import Tensor
 
-from structured_voronoi.cli.options import written_ending
 from structured_voronoi.controls.parsing import parse_control
-from structured_voronoi.core.contracts import Info
+from structured_voronoi.core.info import Info
 from structured_voronoi.core.progress import Progress, report_progress_to
 from structured_voronoi.core.streams import widened
-from structured_voronoi.engine.accepted_texts import Outcome
-from structured_voronoi.engine.generation import Request, fulfil, read_controls
+from structured_voronoi.engine.generation_run import GenerationRun
+from structured_voronoi.engine.request import Request
 from structured_voronoi.samplers.registry import find_sampler
-from structured_voronoi.targets.controlled import Controlled
-from structured_voronoi.targets.language_model import LanguageModel
+from structured_voronoi.targets.controlled import ControlledTarget
+from structured_voronoi.targets.language_model import LanguageModel, load
+from structured_voronoi.targets.text import TextTarget
 from structured_voronoi.web.forms import ControlForm, TextForm
 from structured_voronoi.web.playground import Say
 
@@ -28,48 +28,53 @@ MODELS_IN_MEMORY = 2
 
 
 def draw_texts(form: TextForm, say: Say) -> None:
-    """Texts, and on the way: what is being done, how far it has come, and the chains as they move."""
-    say({"kind": "phase", "words": "reading the controls and loading the model"})
+    """Draw texts, and report progress, the moves of chains, and the texts as they are accepted."""
+    say({"kind": "phase", "stage": "loading"})
     request = Request(
         _load(form.model),
         [form.prompt],
-        read_controls([control.written for control in form.controls], "cpu"),
-        form.n,
-        form.length,
-        **written_ending(form.ends, list(form.stop)),
+        [parse_control(control.written) for control in form.controls],
+        n=form.n,
+        max_tokens=form.max_tokens,
+        finish=form.finish,
+        stop=form.stop,
         chat=form.chat,
         system=form.system,
         sampler=form.sampler,
         warmup=form.warmup,
         seed=form.seed,
     )
-    watcher = _Watcher(form.n, say)
-    say({"kind": "phase", "words": "drawing texts"})
-
-    def tell(words: str) -> None:
-        say({"kind": "said", "words": words})
-
-    with report_progress_to(watcher.show_progress):
-        outcomes: list[Outcome] = []
-        for texts in fulfil(request, tell, tell, watcher, outcomes):
+    observer = _PageObserver(form.n, say)
+    say({"kind": "phase", "stage": "texts"})
+    run = GenerationRun(request, observer)
+    with report_progress_to(observer.show_progress):
+        for texts in run.batches():
+            if run.reason:
+                say({"kind": "said", "words": run.reason})
+                run.reason = ""
             say({"kind": "texts", "texts": [text.line() for text in texts]})
-        for found in outcomes:
-            _tell_probability(found, request, say)
+    say({"kind": "said", "words": run.status})
+    for warning in run.warnings:
+        say({"kind": "said", "words": f"warning: {warning}"})
+    if request.controls and run.probability:
+        (found,) = run.probability
+        share = found.effective_share
+        say({"kind": "probability", "words": str(found), "effective_share": share, "verdict": found.verdict})
 
 
 def check_control(form: ControlForm, say: Say) -> None:
-    """Whether a control can be used: an error says why not."""
+    """Raise an error if a control cannot be used."""
     parse_control(form.written)
     say({"kind": "checked"})
 
 
 @lru_cache(maxsize=MODELS_IN_MEMORY)
 def _load(name: str) -> LanguageModel:
-    return LanguageModel.load(name)
+    return load(name)
 
 
-class _Watcher:
-    """Looks on while texts are drawn, and tells the browser, though not of every step."""
+class _PageObserver:
+    """Reports to the page, a few times per second."""
 
     def __init__(self, count: int, say: Say) -> None:
         self.count, self.say = count, say
@@ -92,14 +97,14 @@ class _Watcher:
             self.told = monotonic()
             self._tell_progress(progress.stage, min(1.0, progress.done / max(1, progress.total)))
 
-    def planned(self, target: LanguageModel | Controlled, sampler: str, steps: int) -> None:
+    def planned(self, target: TextTarget | ControlledTarget, sampler: str, steps: int) -> None:
         self.steps, self.is_chain, self.began = steps, not find_sampler(sampler).independent, monotonic()
-        names = [control.name for control in target.controls] if isinstance(target, Controlled) else []
+        names = [control.name for control in target.controls] if isinstance(target, ControlledTarget) else []
         is_exact = find_sampler(sampler).exact
         known = {"sampler": sampler, "is_exact": is_exact, "steps": steps, "controls": names}
         self.say({"kind": "planned", **known})
 
-    def moved(self, target: LanguageModel | Controlled, chains: range, tokens: Tensor, info: Info) -> None:
+    def moved(self, target: TextTarget | ControlledTarget, chains: range, tokens: Tensor, info: Info) -> None:
         if chains != self.batch:
             self.batch, self.step = chains, 0
         self.step += 1
@@ -108,15 +113,15 @@ class _Watcher:
             return
         self.told = monotonic()
         self._tell_progress("texts", (chains.start * steps + self.step * len(chains)) / (self.count * steps))
-        scores = target.control_log_probs(tokens) if isinstance(target, Controlled) else {}
+        scores = target.control_log_probs(tokens) if isinstance(target, ControlledTarget) else {}
         self.say(
             {
                 "kind": "moving",
                 "step": self.step,
                 "steps": steps,
                 "first": chains.start,
-                "energies": _numbers(info.energy),
-                "controls": {control.name: _numbers(widened(score).exp()) for control, score in scores.items()},
+                "log_probs": _numbers(-info.energy),
+                "controls": {name: _numbers(widened(score).exp()) for name, score in scores.items()},
                 "pieces": [_pieces(target, row) for row in tokens],
             }
         )
@@ -128,29 +133,15 @@ class _Watcher:
         self.say({"kind": "progress", "stage": stage, "share": share, "left": left})
 
 
-def _tell_probability(found: Outcome, request: Request, say: Say) -> None:
-    """The probability of the controls, if there are any."""
-    if request.controls:
-        (value,) = found.probability
-        say(
-            {
-                "kind": "probability",
-                "words": str(value),
-                "effective_share": value.effective_share,
-                "verdict": value.verdict,
-            }
-        )
-
-
 def _numbers(values: Tensor) -> list[float | None]:
     """As JSON has them: infinities are null."""
     return [value if math.isfinite(value) else None for value in values.tolist()]
 
 
-def _pieces(target: LanguageModel | Controlled, tokens: Tensor) -> list[str]:
+def _pieces(target: TextTarget | ControlledTarget, tokens: Tensor) -> list[str]:
     """The text of every token, up to the end."""
-    model = target.model if isinstance(target, Controlled) else target
-    length = int(model.content_lengths(tokens[None])[0])
+    text = target.text if isinstance(target, ControlledTarget) else target
+    length = int(text.content_lengths(tokens[None])[0])
     return [_piece(target.tokenizer, token) for token in tokens[:length].tolist()]
 
 

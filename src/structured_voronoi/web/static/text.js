@@ -4,8 +4,8 @@ import { Chart } from "./chart.js";
 import { $, copy, element, later, readAddress, speak, toast, writeAddress } from "./dom.js";
 import { events } from "./stream.js";
 
-const FIELDS = ["model", "prompt", "n", "length", "sampler", "ends", "stop", "system", "seed", "warmup"];
-const STAGES = { texts: "Drawing texts", weighted_texts: "Drawing weighted texts" }; // shown for the codes of the server
+const FIELDS = ["model", "prompt", "n", "max_tokens", "sampler", "finish", "stop", "system", "seed", "warmup"];
+const STAGES = { loading: "Loading the model", texts: "Drawing texts", weighted_texts: "Drawing weighted texts" }; // shown for the codes of the server
 const FIRST_CONTROL = { kind: "food", value: "Italian", weight: 1, negated: false };
 
 export function openText(offering) {
@@ -62,7 +62,7 @@ export function openText(offering) {
     const number = (name) => asNumber(form[name].value);
     return {
       model: form.model.value, prompt: form.prompt.value, chat: form.chat.checked, system: form.system.value,
-      ends: form.ends.value, stop: form.stop.value ? [form.stop.value] : [], length: number("length"), n: number("n"),
+      finish: form.finish.value, stop: form.stop.value ? [form.stop.value] : [], max_tokens: number("max_tokens"), n: number("n"),
       sampler: form.sampler.value, warmup: form.warmup.value === "" ? null : number("warmup"), seed: number("seed"),
       controls: controls(),
     };
@@ -219,7 +219,7 @@ class Run {
   hear(event) {
     const { kind } = event;
     if (kind === "waiting") this.tell(`Waiting for a turn, ${event.before} before this`, null);
-    if (kind === "phase") this.tell(capital(event.words), null);
+    if (kind === "phase") this.tell(STAGES[event.stage] ?? event.stage, null);
     if (kind === "progress") this.tell(STAGES[event.stage] ?? capital(event.stage), event.share, left(event.left));
     if (kind === "note") this.tell(this.told, null, `: ${event.words}`);
     if (kind === "said") $("#said").append(element("li", {}, capital(event.words)));
@@ -237,8 +237,8 @@ class Run {
   plan({ sampler, is_exact: isExact, controls }) {
     this.names = controls;
     this.tell(`Drawing with ${sampler}${isExact ? "" : ", which is not exact"}`, null);
-    const lines = { energy: { label: "mean", kind: "first" } };
-    this.energies = new Chart($("#energies"), { lines, x: { from: 0, isWhole: true }, width: 360, height: 150, describe: "Mean energy of the chains by step" });
+    const lines = { log_prob: { label: "mean", kind: "first" } };
+    this.logProbs = new Chart($("#log-probs"), { lines, x: { from: 0, isWhole: true }, width: 360, height: 150, describe: "Mean log p of the chains by step" });
     const tags = Object.fromEntries(controls.map((name, i) => [name, { label: shortened(name), kind: i ? "" : "first" }]));
     this.probabilities = new Chart($("#probabilities"), { lines: tags, x: { from: 0, isWhole: true }, y: { from: 0, to: 1 }, width: 360, height: 150, describe: "Mean probability of each control by step" });
     $("#probabilities").parentElement.hidden = !controls.length;
@@ -258,22 +258,22 @@ class Run {
       const [text, note] = home.children[i].children;
       relight(text, pieces, this.before(this.settings.prompt));
       const scores = Object.entries(event.controls).map(([name, values]) => `${shortened(name)} ${share(values[i])}`);
-      note.textContent = [...scores, `energy ${short(event.energies[i])}`].join(" · ");
+      note.textContent = [...scores, `log p ${short(event.log_probs[i])}`].join(" · ");
     });
     const heights = [...home.children].map((chain) => chain.offsetHeight);
     heights.forEach((height, i) => (home.children[i].style.minHeight = `${height}px`)); // cards grow with their texts, and stay
     $("#step").textContent = `: step ${event.step} of ${event.steps}`;
     const step = this.offset + event.step;
-    this.energies.add(step, { energy: mean(event.energies) });
+    this.logProbs.add(step, { log_prob: mean(event.log_probs) });
     this.probabilities.add(step, Object.fromEntries(Object.entries(event.controls).map(([name, values]) => [name, mean(values)])));
   }
 
   add(texts) {
-    if (this.moving && texts.some((text) => text.chain === this.moving.first)) {
+    if (this.moving && texts.some((text) => text.index === this.moving.first)) {
       this.offset += this.moving.steps;
       this.moving = null; // these chains are done
     }
-    const controls = this.names, heads = ["log p", "Energy", ...controls];
+    const controls = this.names, heads = ["log p", ...controls];
     if (!$("#texts thead").children.length) {
       const cells = heads.map((name) => element("th", { scope: "col", class: "number" }, name));
       $("#texts thead").append(element("tr", {}, element("th", { scope: "col" }, "Text"), ...cells));
@@ -282,7 +282,7 @@ class Run {
       this.lines.push(line);
       const words = element("td", { class: "words" }, element("span", { class: "asked" }, this.before(line.prompt)), line.text);
       if (line.stopped_at !== undefined) words.append(element("small", {}, `stopped at step ${line.stopped_at} of ${line.steps}`));
-      const numbers = [short(line.log_prob), short(line.energy), ...controls.map((name) => share(line[name]))];
+      const numbers = [short(line.log_prob), ...controls.map((name) => share(line[name]))];
       $("#texts tbody").append(element("tr", {}, words, ...numbers.map((value, i) => element("td", { class: "number", "data-name": heads[i] }, value))));
     }
     $("#no-texts").hidden = true;
@@ -303,7 +303,7 @@ class Run {
     if (isStopped && moving) {
       this.moving = null;
       this.add(moving.pieces.map((pieces, i) => ({
-        chain: moving.first + i, prompt: this.settings.prompt, text: pieces.join(""), energy: moving.energies[i],
+        index: moving.first + i, prompt: this.settings.prompt, text: pieces.join(""), log_prob: moving.log_probs[i],
         ...Object.fromEntries(Object.entries(moving.controls).map(([name, values]) => [name, values[i]])),
         stopped_at: moving.step, steps: moving.steps,
       })));
