@@ -1,11 +1,12 @@
-"""COLD (Qin, Welleck, Khashabi, Choi 2022): Langevin dynamics on the logits of a soft text, which the model makes hard.
+"""COLD: Langevin dynamics on the logits of a soft text, which the model then makes hard.
 
-ỹ (N, M) are logits of a token at every position. One step of the dynamics is ỹ' = ỹ - η ∇E(ỹ) + σ ε, ε ~ N(0, I), with
-E(ỹ) = -λ Σ_n Σ_w p(w | soft text before n) log softmax(ỹ_n)_w - log_rest(soft text), where the soft text holds the
-mixture softmax(ỹ_n) of tokens at position n, and log_rest is what the target has besides the model: controls, text on
-the right. At last every position takes, from left to right, that one of the model's top tokens whose ỹ is largest.
+Qin, Welleck, Khashabi and Choi (2022). ỹ (N, M) are logits of tokens at every position. A step of the dynamics is ỹ' =
+ỹ - η ∇E(ỹ) + σ ε, ε ~ N(0, I), with E(ỹ) = -λ Σ_n Σ_w p(w | soft text before n) log softmax(ỹ_n)_w - log_rest(soft
+text), where the soft text holds the mixture softmax(ỹ_n) of tokens at position n, and log_rest is the rest of log p:
+controls and the text that follows. Finally each position takes, from left to right, the token with the largest ỹ among
+the model's most probable ones.
 
-Not exact by design: E is no energy of texts, the noise fades, and making a text hard follows no distribution.
+Not exact: E is not the energy of a text, the noise decays, and the hard text follows no known distribution.
 """
 
 from __future__ import annotations
@@ -22,64 +23,86 @@ from structured_voronoi.core.contracts import Redrawn, Start, Target
 from structured_voronoi.core.errors import SamplingError
 from structured_voronoi.core.info import Info, blank_info
 from structured_voronoi.core.streams import Rng, block_rows, in_blocks, widened
-from structured_voronoi.core.validation import check_count, check_positive
+from structured_voronoi.core.validation import check_count, check_finite, check_positive
 from structured_voronoi.problem.drawing import ancestral_draw, check_autoregressive, read_softly, redraw_by
 from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.problem.starts import placeholder_start
 
-LOWEST = -30.0
-"""The least logit to begin with: a token that is impossible at first may become possible."""
-
 
 class State(NamedTuple):
+    """The tokens."""
+
     tokens: Int[Tensor, "chain n"]
 
 
 @dataclass(frozen=True)
 class COLD:
-    """Settings of COLD; the defaults were searched for on the bundled model."""
+    """COLD. Not exact.
+
+    The defaults were tuned on the bundled model.
+
+    Parameters
+    ----------
+    step_size
+        η.
+    noise
+        σ at the first step of the dynamics.
+    final_noise
+        σ at the last step.
+    iterations
+        Steps of the dynamics, with an evaluation each.
+    fluency
+        λ, the weight of the model; the paper's mean over positions corresponds to 1/N.
+    candidates
+        Most probable tokens of a position that take part in a step and among which the hard text chooses.
+    min_logit
+        Smallest logit, so that tokens which are impossible at first may become possible.
+
+    Examples
+    --------
+    >>> import structured_voronoi as sv
+    >>> target = sv.verify.sentences(controlled=True)
+    >>> draws = sv.sample(target, sv.baselines.COLD(iterations=2), chains=4, draws=2, progress=False)
+    >>> draws["posterior"]["tokens"].shape
+    (4, 2, 3)
+    """
 
     step_size: float = 0.2
-    """η"""
     noise: float = 0.05
-    """σ at the first step of the dynamics"""
     final_noise: float = 0.01
-    """σ at the last one"""
     iterations: int = 20
-    """Steps of the dynamics, an evaluation each"""
     fluency: float = 0.05
-    """λ: the weight of the model beside that of the controls; the paper's mean over the positions is 1/N"""
     candidates: int = 100
-    """k: tokens of a position that take part in a step, and among which it chooses when the text is made hard: those
-    that are the most probable given the text before it"""
+    min_logit: float = -30.0
 
+    exact: ClassVar[bool] = False
     independent: ClassVar[bool] = True
-    """Draws need no warm-up."""
 
     def __post_init__(self) -> None:
         check_positive(step_size=self.step_size, noise=self.noise, final_noise=self.final_noise, fluency=self.fluency)
         check_count(iterations=self.iterations, candidates=self.candidates)
+        check_finite(min_logit=self.min_logit)
 
     def init(self, target: Target | Problem, rng: Rng, start: Start) -> State:
-        """Tokens to begin with, which are no draw: COLD forgets them."""
+        """Placeholder tokens, which the first step does not read."""
         problem = bind(target)
         check_autoregressive(problem, "COLD")
         if problem.soft_reading is None:
             raise SamplingError(
-                "COLD needs a target with `soft_reading(weights, candidates)`, a language model for example, and "
+                "COLD needs a target with `soft_reading(weights, candidates)`, for example a language model, and "
                 f"{problem.name} has none",
                 remedy="use another sampler",
             )
         return State(placeholder_start(problem, rng, start))
 
     def step(self, target: Target | Problem, rng: Rng, state: State) -> tuple[State, Info]:
-        """One text a chain, from a text of the model's; ``evaluations`` counts both of these and the dynamics."""
+        """One text per chain; ``evaluations`` counts the initial text, the dynamics and the hard text."""
         problem = bind(target)
 
         def draw_block(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             streams = rng.select(rows)
             start = ancestral_draw(problem, streams, "COLD").tokens
-            logits, lost = self._move(problem, streams, start)
+            logits, lost = self._follow_dynamics(problem, streams, start)
             rng.catch_up(rows, streams)
             tokens, log_probs, log_rest = self._harden(problem, logits)
             return tokens, widened(log_probs).sum(-1) + widened(log_rest), lost
@@ -93,17 +116,16 @@ class COLD:
         )
         return State(tokens), info
 
-    def _move(
+    def _follow_dynamics(
         self, problem: Problem, rng: Rng, start: Int[Tensor, "chain n"]
     ) -> tuple[Float[Tensor, "chain n token"], Int[Tensor, " chain"]]:
-        """ỹ after the dynamics, and how many of its steps had no finite gradient and followed the noise alone.
+        """ỹ after the dynamics, and the number of steps without a finite gradient, which add noise only.
 
-        ỹ begins as the model's log-probabilities along the start, where each token of the start has 0: as much as all
-        others together.
+        Initially ỹ is the model's log-probabilities along the start, and 0 for the tokens of the start.
         """
         certain = start[..., None]
         log_probs = read_softly(problem, torch.ones_like(certain, dtype=problem.dtype), certain).log_probs
-        logits = log_probs.to(problem.dtype).clamp(min=LOWEST).scatter(-1, certain, 0.0)
+        logits = log_probs.to(problem.dtype).clamp(min=self.min_logit).scatter(-1, certain, 0.0)
         lost = torch.zeros_like(start[:, 0])
         for step in range(self.iterations):
             known, candidates = log_probs.topk(min(self.candidates, log_probs.shape[-1]), dim=-1)
@@ -116,7 +138,7 @@ class COLD:
             noise = decayed(self.noise, self.final_noise, max(1, self.iterations - 1), step)
             moved = y - self.step_size * gradient.where(finite[:, None, None], torch.zeros_like(gradient))
             moved = moved + noise * rng.normal(*y.shape[1:]).to(y)
-            logits = logits.scatter(-1, candidates, moved.clamp(min=LOWEST))
+            logits = logits.scatter(-1, candidates, moved.clamp(min=self.min_logit))
         return logits, lost
 
     def gradient(
@@ -125,12 +147,12 @@ class COLD:
         expected: Float[Tensor, "chain n candidate"],
         slope: Float[Tensor, "chain n candidate"],
     ) -> Float[Tensor, "chain n candidate"]:
-        """∇E at ỹ, for the mixture softmax(ỹ), the model's probabilities and the slope of log_rest at the mixture."""
+        """∇E at ỹ, from the mixture softmax(ỹ), the model's probabilities, and the gradient of log_rest there."""
         at_logits = mixture * (slope - (mixture * slope).sum(-1, keepdim=True))
         return self.fluency * (mixture - expected) - at_logits
 
     def _harden(self, problem: Problem, logits: Float[Tensor, "chain n token"]) -> Redrawn:
-        """At each position the token of the largest ỹ among the model's most probable ones."""
+        """At each position the token with the largest ỹ among the model's most probable ones."""
 
         def choose(n: int, log_prob: Tensor, hidden: Tensor | None) -> Tensor:
             known, top = log_prob.topk(min(self.candidates, log_prob.shape[-1]), dim=-1)
@@ -141,7 +163,7 @@ class COLD:
         return redraw_by(problem, blank, 0, problem.length, choose)
 
     def _rows_at_a_time(self, problem: Problem) -> int:
-        """How many chains fit into memory: a few numbers a token of the vocabulary, and the candidates' embeddings."""
+        """Chains that fit into memory: a few numbers per token of the vocabulary, and the candidates' embeddings."""
         size, width = problem.embeddings.shape
         taken = 8 * problem.length * (4 * size + 2 * min(self.candidates, size) * width)
         return block_rows(taken + problem.row_bytes, problem.memory)

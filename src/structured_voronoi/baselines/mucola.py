@@ -1,9 +1,9 @@
 """MuCoLa: Langevin steps that are projected to embeddings.
 
-Kumar, Paria and Tsvetkov (2022); the algorithm "MuCoLa" of Amini et al. (2023): V' = Proj(V + ε r) with
-r ~ N(0, I) - (ε/2) ∇U(V). The projection is neither reversible nor volume-preserving, so the draws are biased, even
-with the Metropolis criterion exp(H - H') of the paper's toy experiment. That is exact only where all proposals are
-symmetric (the toy, the hypercube).
+Kumar, Paria and Tsvetkov (2022); the algorithm "MuCoLa" of Amini et al. (2023): V' = Proj(V + ε r) with r ~ N(0, I) -
+(ε/2) ∇U(V). The projection is neither reversible nor volume-preserving, so the draws are biased, even with the
+Metropolis criterion exp(H - H') of the paper's toy experiment. That is exact only where all proposals are symmetric
+(the toy, the hypercube).
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class MuCoLa(TokenMetropolis):
 
     def init(self, target: Target | Problem, rng: Rng, start: Start) -> State:
         """The first state."""
-        return State(*super().init(target, rng, start), 0)
+        first = super().init(target, rng, start)
+        return State(first.tokens, first.energy, first.gradient, 0)
 
     def step(self, target: Target | Problem, rng: Rng, state: State) -> tuple[State, Info]:
         """One projected Langevin step."""
@@ -98,4 +99,4 @@ class MuCoLa(TokenMetropolis):
     ) -> Synchronised:
         """The state after another sampler has moved the tokens."""
         found = super().synchronise(target, rng, state, tokens, energy)
-        return found._replace(state=State(*found.state, state.steps))
+        return found._replace(state=State(tokens, found.state.energy, found.state.gradient, state.steps))

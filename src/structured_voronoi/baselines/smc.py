@@ -1,9 +1,10 @@
-"""Sequential Monte Carlo: particles that grow token by token, and are resampled where their weights differ too much.
+"""Sequential Monte Carlo: particles grow token by token and are resampled where their weights are uneven.
 
-With a lookahead ψ the particles follow the intermediate targets p(m_≤n) ψ(m_≤n), so that a token drawn from
-q(v) ∝ p(v) ψ(v) multiplies a particle's weight by E_p[ψ_n] / ψ_{n-1}, whichever it is; the last factor is W / ψ_N. The
-mean weight of a system is an unbiased estimate of Z = E_p[W]. Its texts are NOT exact: chosen among finitely many
-particles, they follow p W only as the number of particles grows, and particles with a common ancestor are alike.
+Doucet and Johansen (2009); twisted by a lookahead as in Zhao et al. (2024). With a lookahead ψ the intermediate targets
+are p(m_≤n) ψ(m_≤n). A token drawn from q(v) ∝ p(v) ψ(v) multiplies the weight of its particle by E_p[ψ_n] / ψ_{n-1},
+which does not depend on the token, and the last factor is W / ψ_N. The mean weight of a system is an unbiased estimate
+of Z = E_p[W]. Texts are not exact: chosen among finitely many particles, they follow p W only as their number grows,
+and particles with a common ancestor are alike.
 """
 
 from __future__ import annotations
@@ -27,78 +28,109 @@ from structured_voronoi.problem.drawing import check_autoregressive, redraw_by, 
 from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.problem.starts import placeholder_start
 
-WHO = "sequential Monte Carlo"
-
 
 class Particles(NamedTuple):
-    """Systems of particles at their end."""
+    """The particles of every system after the last token."""
 
     tokens: Int[Tensor, "system particle n"]
     energy: Float[Tensor, "system particle"]
     log_weight: Float[Tensor, "system particle"]
-    """-inf where the text is impossible; their scale counts."""
+    """log of the unnormalised weight; -inf if the text is impossible."""
 
     @property
     def log_z(self) -> Float[Tensor, " system"]:
-        """log of every system's own estimate of Σ_m p(m) W(m); its exponential is unbiased."""
+        """log of every system's estimate of Z = Σ_m p(m) W(m); the estimate itself is unbiased."""
         return self.log_weight.logsumexp(-1) - math.log(self.log_weight.shape[-1])
 
 
 class State(NamedTuple):
+    """The tokens, and the number of draws so far, which selects the random stream of the next one."""
+
     tokens: Int[Tensor, "chain n"]
     draws: int
-    """The number of draws so far, which selects the random stream of the next one."""
     lookahead: Lookahead | Literal["none"]
 
 
 @dataclass(frozen=True, eq=False)
 class SMC:
-    """Settings of sequential Monte Carlo; without a lookahead it fits its own. Not exact at finite particles.
+    """Sequential Monte Carlo. Not exact with finitely many particles.
 
-    Chains belong to systems of ``particles`` consecutive chain numbers, each chain being one particle. A system is
-    always run as a whole, even if some of its chains only are asked for, and its texts depend on each other.
+    A chain is one particle of a system of ``particles`` consecutive chains. A system is always run as a whole, even if
+    only some of its chains are sampled, and its texts depend on each other.
+
+    Parameters
+    ----------
+    lookahead
+        Proposal and intermediate targets. None: fit one to the target. ``"none"``: draw from the model and weigh at the
+        end, see `bootstrap`.
+    particles
+        Particles of a system.
+    threshold
+        Resample if the effective share of the weights is smaller.
+    texts
+        Texts from which a lookahead is learned if none is given.
+
+    Examples
+    --------
+    >>> import structured_voronoi as sv
+    >>> target = sv.verify.sentences(controlled=True)
+    >>> draws = sv.sample(target, sv.baselines.SMC.bootstrap(16), chains=4, draws=2, progress=False)
+    >>> draws["posterior"]["tokens"].shape
+    (4, 2, 3)
     """
 
     lookahead: Lookahead | Literal["none"] | None = None
-    """With "none" particles grow by the plain model and the controls weigh at the end: see `bootstrap`."""
     particles: int = 64
     threshold: float = 0.5
-    """Particles are resampled where the effective share of their weights is below this."""
     texts: int = 2048
-    """Of the pilot that a lookahead of its own learns from."""
 
+    exact: ClassVar[bool] = False
     independent: ClassVar[bool] = True
-    """Draws need no warm-up."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.lookahead, Lookahead | None) and self.lookahead != "none":
             raise SamplingError(
-                f"lookahead = {self.lookahead!r} is none",
+                f"{self.lookahead!r} is no lookahead",
+                argument="lookahead",
                 remedy='give a Lookahead, None to have one fitted, or "none"',
             )
         check_count(particles=self.particles, texts=self.texts)
         check_finite(threshold=self.threshold)
         if not 0 <= self.threshold <= 1:
             raise SamplingError(
-                f"threshold = {self.threshold!r} is no share",
-                remedy="choose one from 0 to 1, for example 0.5",
+                f"{self.threshold!r} is not from 0 to 1", argument="threshold", remedy="choose a share, for example 0.5"
             )
 
     @classmethod
     def bootstrap(cls, particles: int = 64, threshold: float = 0.5) -> SMC:
-        """Particles that grow by the plain model: controls weigh at the end, or where a pattern is out of reach."""
+        """A bootstrap filter: tokens are drawn from the model, and controls weigh at the end.
+
+        A particle weighs 0 as soon as a pattern can no longer match.
+
+        Parameters
+        ----------
+        particles
+            Particles of a system.
+        threshold
+            Resample if the effective share of the weights is smaller.
+
+        Returns
+        -------
+        SMC
+            A sampler without lookahead.
+        """
         return cls("none", particles, threshold)
 
     def tuned(self, target: Target | Problem, seed: int, start: Start = None) -> SMC:
-        """With a lookahead that is fitted to the target."""
+        """A copy with a lookahead that is fitted to the target."""
         if self.lookahead is not None:
             return self
         return replace(self, lookahead=Lookahead.fit(target, texts=self.texts, seed=seed))
 
     def init(self, target: Target | Problem, rng: Rng, start: Start) -> State:
-        """Tokens to begin with, which are no draw: they are forgotten."""
+        """Placeholder tokens, which the first step does not read."""
         problem = bind(target)
-        check_autoregressive(problem, WHO)
+        check_autoregressive(problem, "SMC")
         lookahead = self.tuned(problem, rng.seed).lookahead
         assert lookahead is not None
         if isinstance(lookahead, Lookahead):
@@ -106,7 +138,7 @@ class SMC:
         return State(placeholder_start(problem, rng, start), 0, lookahead)
 
     def step(self, target: Target | Problem, rng: Rng, state: State) -> tuple[State, Info]:
-        """Every system run from the beginning; each chain gets a text of its system with probability ∝ weight."""
+        """Run every system; each chain gets a text of its system with probability ∝ weight."""
         problem, chains = bind(target), rng.chains.to(rng.device)
         systems, place = torch.unique(chains // self.particles, return_inverse=True)
         system_rng = type(rng)(rng.seed, systems.tolist(), f"{rng.stream}/systems {state.draws}", rng.device)
@@ -114,12 +146,11 @@ class SMC:
         lost = (~found.log_z.isfinite()).nonzero().squeeze(-1)
         if len(lost):
             raise SamplingError(
-                f"none of the {self.particles} particles of {len(lost)} of {len(systems)} systems has a weight: they "
-                "met no text that satisfies the controls",
-                remedy="take more particles, or sv.Guided()",
+                f"no particle satisfies the controls in {len(lost)} of {len(systems)} systems of {self.particles}",
+                remedy="use more particles, or sv.Guided()",
             )
         chosen = resampled(found.log_weight, system_rng.uniform())
-        order = system_rng.uniform(self.particles).argsort(-1)  # else the first chains would prefer the first particles
+        order = system_rng.uniform(self.particles).argsort(-1)  # resampling sorts particles by their number
         chosen = chosen.gather(-1, order)[place, chains % self.particles]
         tokens, energy = found.tokens[place, chosen], found.energy[place, chosen]
         kept = torch.bincount(place)[place]
@@ -132,11 +163,24 @@ class SMC:
         return State(tokens, state.draws + 1, state.lookahead), info
 
     def run(self, target: Target | Problem, rng: Rng) -> Particles:
-        """A system for each stream of ``rng``, as many at a time as fit into memory."""
+        """Run one system for each stream of ``rng``.
+
+        Parameters
+        ----------
+        target
+            A target with conditionals.
+        rng
+            One stream per system.
+
+        Returns
+        -------
+        Particles
+            The texts of all particles with their weights.
+        """
         problem, count = bind(target), self.particles
-        check_autoregressive(problem, WHO)
+        check_autoregressive(problem, "SMC")
         levels, resample_levels = rng.uniform(count, problem.length), rng.uniform(problem.length)
-        whole = BLOCK // math.gcd(count, BLOCK)  # systems whose rows are a multiple of 8, so that none sees the others
+        whole = BLOCK // math.gcd(count, BLOCK)  # systems with whole blocks of rows
         heads = len(self._heads(problem))
         size = max(1, rows_to_redraw(problem, reorders=True) // (2 + heads) // count // whole) * whole
         parts = []
@@ -151,7 +195,7 @@ class SMC:
     def log_increment(
         self, log_expected: Float[Tensor, " row"], log_value: Float[Tensor, " row"]
     ) -> Float[Tensor, " row"]:
-        """log of what a particle's weight is multiplied by, from what was expected of its last token."""
+        """log E_p[ψ_n] / ψ_{n-1}, the factor of a particle's weight."""
         return log_expected - log_value
 
     def _run_systems(
@@ -185,14 +229,14 @@ class SMC:
 
         tokens, log_probs, log_rest = redraw_by(problem, tokens, 0, length, choose, reorders=True)
         log_p, log_rest = widened(log_probs).sum(-1), widened(log_rest)
-        # in half precision a text is scored once more, and weighs by that
+        # in half precision the final scores differ from those while decoding, and weights use the final ones
         log_weight = log_weight + self.log_increment(log_rest + log_p - decoded, log_value)
         log_weight = _finite_where(log_weight.isfinite(), log_weight)
         energy = -_finite_where((log_p + log_rest).isfinite(), log_p + log_rest)
         return Particles(*(part.view(systems, count, *part.shape[1:]) for part in (tokens, energy, log_weight)))
 
     def _heads(self, problem: Problem) -> dict[str, Head]:
-        """The lookahead's; without one those of the patterns, which know what is out of reach."""
+        """The heads of the lookahead; without one those of the compiled patterns."""
         if isinstance(self.lookahead, Lookahead):
             return self.lookahead.heads
         heads = untrained(problem).heads
@@ -208,7 +252,7 @@ class SMC:
     def _resample(
         self, log_weight: Float[Tensor, "system particle"], level: Float[Tensor, " system"]
     ) -> tuple[Int[Tensor, " row"], Float[Tensor, " row"]] | None:
-        """The row that each row goes on from, and its weight, which is the mean of a system that was resampled."""
+        """The parent of each row and its new weight; None if no system is resampled."""
         systems, count = log_weight.shape
         mean = log_weight.logsumexp(-1, keepdim=True) - math.log(count)
         share = (2 * mean - (2 * log_weight).logsumexp(-1, keepdim=True) + math.log(count)).exp()
@@ -224,7 +268,7 @@ class SMC:
 def resampled(
     log_weight: Float[Tensor, "system particle"], level: Float[Tensor, " system"]
 ) -> Int[Tensor, "system particle"]:
-    """Systematic resampling: as many particles of each system, each as often as its weight says, up to rounding."""
+    """Systematic resampling: the index of the parent of each particle."""
     count, cumulative = log_weight.shape[-1], widened(log_weight).softmax(-1).cumsum(-1)
     levels = (torch.arange(count, device=log_weight.device) + level[:, None]) / count
     index: Tensor = torch.searchsorted(cumulative, levels * cumulative[:, -1:]).clamp(max=count - 1)
@@ -234,7 +278,7 @@ def resampled(
 def _is_alive(
     heads: dict[str, Head], states: dict[str, Tensor], left: int, like: Float[Tensor, " row"]
 ) -> Bool[Tensor, " row"]:
-    """Can every pattern still be met in the tokens that are left?"""
+    """Whether every pattern can still match within the tokens that are left."""
     alive = torch.ones_like(like, dtype=torch.bool)
     for name, head in heads.items():
         if isinstance(head, PatternHead):

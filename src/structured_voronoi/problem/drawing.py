@@ -93,16 +93,16 @@ def draw_texts(problem: Problem, levels: Float[Tensor, "chain n"], who: str) -> 
 @torch.no_grad()
 def token_log_probs(problem: Problem, tokens: Int[Tensor, "chain n"]) -> Float[Tensor, "chain n"]:
     """log p of each token given those before it, among the allowed tokens."""
-    scores_itself = problem.own_token_log_probs is not None and not problem.masks
+    own = None if problem.masks else problem.own_token_log_probs
 
     def score_block(block: Tensor) -> Tensor:
-        if scores_itself:
-            log_probs: Tensor = problem.own_token_log_probs(block)
+        if own is not None:
+            log_probs: Tensor = own(block)
             check_shape(problem, "token_log_probs", log_probs, block.shape)
             return log_probs
         return _allowed_conditionals(problem, block, 0).gather(-1, block[..., None]).squeeze(-1)
 
-    rows = None if scores_itself else _rows_of_conditionals(problem)
+    rows = _rows_of_conditionals(problem) if own is None else None
     scored: Tensor = in_blocks(score_block, tokens, rows_at_a_time=rows)
     return scored
 

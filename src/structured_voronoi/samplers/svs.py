@@ -1,10 +1,9 @@
 """Structured Voronoi sampling by exact motion.
 
 The algorithm of Amini, Du and Cotterell (2023), made exact (docs/method.md). A state is the tokens m and a point x,
-which moves on circles (Gaussian base) or straight lines (uniform base). Where it crosses the bisector between two
-tokens, the token changes if the kinetic energy suffices. With open walls x is redrawn before every trajectory, and p(m)
-is stationary for every scale and every steering field. With closed walls, the paper's Voronoi measure, it is stationary
-up to the masses of the cells. With a single position this is the paper's VS.
+which moves on circles (Gaussian base) or straight lines (uniform base). At the bisector between two tokens the token
+changes if the kinetic energy suffices. With open walls x is redrawn before every trajectory, and p(m) is stationary for
+every scale and steering field; with closed walls, the paper's Voronoi measure, up to the masses of the cells.
 """
 
 from __future__ import annotations
@@ -58,7 +57,6 @@ class State(NamedTuple):
     x: Float[Tensor, "chain n k"]
     log_mass: Float[Tensor, " chain"]
     unreliable: Bool[Tensor, " chain"]
-    """The mass is estimated from too few counts."""
     memo: Memo
     space: Space
 
@@ -75,8 +73,7 @@ class SVS:
     walls
         ``"open"``: exact. ``"closed"``: the paper's Voronoi measure.
     masses
-        Closed walls: the masses of the cells are ``"equal"``, ``"estimated"``, or a tuple with one number (mass or
-        volume) for each token.
+        Closed walls: masses of the cells, ``"equal"``, ``"estimated"``, or a tuple with one number for each token.
     guidance
         The steering field: the target's guide, or its gradient if it has none (``"forward"``), its gradient
         (``"full"``), or none (``"none"``).
