@@ -95,16 +95,18 @@ class EndlessAccepted(ListedTexts):
         return redrawn._replace(log_rest=torch.zeros_like(redrawn.log_rest))
 
 
-class CutTextsLost(ListedTexts):
-    """Broken: texts that are cut have no probability."""
+class CutTextsHalved(ListedTexts):
+    """Broken: texts that are cut have half of their probability."""
 
     def log_prob(self, tokens: Tensor) -> Tensor:
-        return super().log_prob(tokens).masked_fill(~self.is_complete(tokens), -torch.inf)
+        return super().log_prob(tokens) + self._halved(tokens)
 
     def redraw(self, *arguments: Any) -> Any:
         redrawn = super().redraw(*arguments)
-        rest = redrawn.log_rest.masked_fill(~self.is_complete(redrawn.tokens), -torch.inf)
-        return redrawn._replace(log_rest=rest)
+        return redrawn._replace(log_rest=redrawn.log_rest + self._halved(redrawn.tokens))
+
+    def _halved(self, tokens: Tensor) -> Tensor:
+        return (~self.is_complete(tokens)).double() * torch.tensor(0.5).log()
 
 
 class EndForFree(ListedTexts):

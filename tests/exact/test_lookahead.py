@@ -27,6 +27,7 @@ from structured_voronoi.automata.expressions import CannotCompile, CharacterAuto
 from structured_voronoi.automata.patterns import compile_pattern
 from structured_voronoi.automata.vocabulary import TokenAutomaton, can_all_match, token_bytes
 from structured_voronoi.controls.parsing import parse_control
+from structured_voronoi.controls.predicate import Predicate
 from structured_voronoi.core.contracts import Pattern
 from structured_voronoi.experiments.exactness.guided import lookaheads
 from structured_voronoi.lookahead.heads import PatternHead, Reader
@@ -37,14 +38,13 @@ from structured_voronoi.lookahead.reading import REST, check_patterns
 from structured_voronoi.lookahead.settings import LookaheadSettings
 from structured_voronoi.metrics.probability import estimate_probability
 from structured_voronoi.problem.problem import Problem, bind
-from structured_voronoi.samplers.guided import START_TRIES
+from structured_voronoi.samplers.guided import MIN_START_TRIES
 from structured_voronoi.targets.tabular import AutoregressiveTable
 from structured_voronoi.verify.twins import GuidedWithoutProposal, RefreshWithoutProposal
 from system.commands import svs
 
 SEED, CHAINS = 3, 500
 WORDS = (" cheap", " pub", " restaurant", " place", " and", " a")
-Predicate = sv.controls.Predicate
 
 EXPRESSIONS = [
     "river", r"^The", r"(?i)\b(pub|coffee shop)\b", r"\briver\b", "a.b", "x$", "[^a]b", r"\sr\w+", "é", "[a-c]{2,3}",
@@ -143,7 +143,7 @@ def test_what_has_no_small_automaton_is_left_to_learning(expression: str) -> Non
 
 
 def test_tokens_are_spelt_as_they_decode() -> None:
-    tokenizer = sv.LanguageModel.load("bundled").tokenizer
+    tokenizer = sv.load("bundled").target().tokenizer
     spelt = token_bytes(tokenizer, 901)
     text = "Near the café, “The Mill” serves £5 soup."
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -162,16 +162,16 @@ def test_other_tokenizers_are_spelt_or_left_to_learning() -> None:
     assert token_bytes(spelling(piece, decoders.Sequence(steps)), 4) == [b" a", b"b", b"\xc3", b"\xa9"]
     words = models.WordLevel({"pub": 0, "##s": 1, "a": 2}, unk_token="a")
     for decoder in (decoders.WordPiece(), None):
-        with pytest.raises(CannotCompile, match="does not write texts token by token"):
+        with pytest.raises(CannotCompile, match="does not concatenate the texts"):
             token_bytes(spelling(words, decoder), 3)
     config = transformers.GPT2Config(vocab_size=3, n_positions=16, n_embd=8, n_layer=1, n_head=1)
     network = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
     tokenizer = spelling(words, decoders.WordPiece())
     tokenizer.eos_token = "a"
-    target = sv.Controlled(sv.LanguageModel(network, tokenizer, length=3), {Predicate.keyword("pubs"): 1.0})
+    target = sv.LanguageModel(network, tokenizer).target(max_tokens=3).under([sv.keyword("pubs")])
     assert not isinstance(untrained(bind(target), {"keyword=pubs": "token"}, 0.1).heads["keyword=pubs"], PatternHead)
-    with pytest.raises(sv.SamplingError, match=r"cannot be searched for .+; give the number of a token"):
-        sv.LanguageModel(network, tokenizer, length=3, ends="anywhere", stop="pub")
+    with pytest.raises(sv.SamplingError, match=r"cannot search for the stop string .+; use the number of a token"):
+        sv.LanguageModel(network, tokenizer).target(max_tokens=3, finish="stop", stop="pub")
 
 
 BOUNDED = ["words=5..12", "words=..4", "words=3", "words=8..", "words=..0", "characters=20..100", "characters=..30",
@@ -182,12 +182,14 @@ BOUNDED = ["words=5..12", "words=..4", "words=3", "words=8..", "words=..0", "cha
 def test_bounds_and_allowed_words_are_compiled(written: str) -> None:
     """The automaton over tokens agrees with the control on decoded texts, spaces before words and all."""
     control, _ = parse_control(written)
-    model, source = sv.LanguageModel.load("bundled", length=12), random.Random(1)
+    model, source = sv.load("bundled").target(max_tokens=12), random.Random(1)
     likely = model.tokenizer(" the pub is in a café, and, the cheap  The\n is a a", add_special_tokens=False)[
         "input_ids"
     ]
     known = model.allowed.nonzero().squeeze(-1).tolist()
-    automaton = TokenAutomaton.spelt(compile_pattern(control.pattern), token_bytes(model.tokenizer, 901), 12, "cpu")
+    automaton = TokenAutomaton.from_bytes(
+        compile_pattern(control.pattern), token_bytes(model.tokenizer, 901), 12, "cpu"
+    )
     seen = set()
     for _ in range(300):
         rows = [source.choice(likely if source.random() < 0.95 else known) for _ in range(source.randint(0, 24))]
@@ -199,18 +201,18 @@ def test_bounds_and_allowed_words_are_compiled(written: str) -> None:
     assert len(seen) == 2
 
 
-def small_model(length: int = 4, prompt: str = "The Old Mill is a") -> sv.LanguageModel:
+def small_model(length: int = 4, prompt: str = "The Old Mill is a") -> sv.TextTarget:
     """The bundled model over six words, so that every text can be listed."""
-    loaded = sv.LanguageModel.load("bundled")
-    tokens = [loaded.tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in WORDS]
-    return sv.LanguageModel(loaded.model, loaded.tokenizer, prompt, length, allowed=tokens)
+    model = sv.load("bundled")
+    tokens = [model.tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in WORDS]
+    return sv.TextTarget(model, prompt, length, allowed=tokens)
 
 
-class Listed(sv.Controlled):
+class Listed(sv.ControlledTarget):
     """A controlled language model of which every text is listed."""
 
     def support(self) -> Tensor:
-        tokens = self.model.allowed.nonzero().squeeze(-1)
+        tokens = self.text.allowed.nonzero().squeeze(-1)
         texts = torch.cartesian_prod(*[tokens] * self.length)
         return texts[self.log_prob(texts).isfinite()]
 
@@ -223,10 +225,10 @@ def likes_pubs(text: str) -> float:
 
 
 CONTROLS: dict[str, Any] = {
-    "keyword": lambda: {Predicate.keyword("pub"): 1.0},
-    "regex": lambda: {Predicate.regex(r"cheap.*place|and a$"): 1.0, ~Predicate.keyword("restaurant"): 1.0},
-    "classifier": lambda: {sv.controls.Classifier.load("price", "cheap"): 1.5},
-    "black box": lambda: {Predicate(likes_pubs): 1.0},
+    "keyword": lambda: [sv.keyword("pub")],
+    "regex": lambda: [sv.regex(r"cheap.*place|and a$"): 1.0, ~sv.keyword("restaurant")],
+    "classifier": lambda: {sv.label("price", "cheap"): 1.5},
+    "black box": lambda: [Predicate(likes_pubs)],
 }
 
 
@@ -281,13 +283,13 @@ def test_a_chain_does_not_depend_on_the_chains_beside_it() -> None:
 
 def test_a_start_does_not_depend_on_chains_that_are_still_looking() -> None:
     """One proposal in many is possible, so that chains find theirs in different rounds."""
-    target = Listed(small_model(3), {Predicate(lambda text: text.count("pub") == 2, "two pubs"): 1.0})
+    target = Listed(small_model(3), [Predicate(lambda text: text.count("pub") == 2, "two pubs")])
     problem = bind(target)
     sampler = sv.Guided(untrained(problem), tries=2, choices=3)
     together = sampler.init(problem, sv.Rng(5, 32), None)
     alone = [sampler.init(problem, sv.Rng(5, [chain]), None) for chain in range(32)]
     assert torch.equal(together.tokens, torch.cat([state.tokens for state in alone]))
-    first = sampler._draw_texts(problem, state_lookahead(sampler), sv.Rng(5, 32).fork("start"), START_TRIES)
+    first = sampler._draw_texts(problem, state_lookahead(sampler), sv.Rng(5, 32).fork("start"), MIN_START_TRIES)
     found = torch.stack([text.log_weight.isfinite() for text in first]).any(0)
     assert 0 < int(found.sum()) < 32  # in the first round
 
@@ -299,8 +301,8 @@ def state_lookahead(sampler: sv.Guided) -> Lookahead:
 
 def test_texts_that_have_ended_are_not_read_beside_others() -> None:
     """What is expected of them is 1, in a batch of any size."""
-    model = sv.LanguageModel.load("bundled", length=4, ends="anywhere")
-    problem = bind(sv.Controlled(model, {Predicate(lambda text: "pub" in text, "pub"): 1.0}))
+    model = sv.load("bundled").target(max_tokens=4, finish="stop")
+    problem = bind(model.under([Predicate(lambda text: "pub" in text, "pub")]))
     lookahead = replace(untrained(problem), learned=True)
     assert problem.padding is not None
     log_probs = torch.zeros(8, len(problem.embeddings)).log_softmax(-1)
@@ -368,7 +370,7 @@ def test_logits_of_some_tokens_are_those_of_all() -> None:
         torch.testing.assert_close(reader.logits_at(level, slope, tokens), expected)
 
 
-def test_a_target_that_nothing_weighs_on_has_a_lookahead_that_changes_nothing() -> None:
+def test_a_lookahead_without_factors_proposes_from_the_model() -> None:
     table = three_alike()
     plain = AutoregressiveTable(table.embeddings, table.model)
     lookahead = Lookahead.fit(plain, texts=32, seed=SEED)
@@ -390,7 +392,7 @@ def test_a_text_drawn_after_a_prefix_keeps_it_and_is_scored_alike() -> None:
 
 def test_what_every_text_satisfies_is_certain(recwarn: pytest.WarningsRecorder) -> None:
     """Nothing is to be learnt of it: its head has no outputs."""
-    target = sv.Controlled(small_model(4), {Predicate.regex("(?s).*"): 1.0})
+    target = small_model(4).under([sv.regex("(?s).*")])
     found = sv.probability(target, texts=64, progress=False)
     assert (found.value, found.high) == pytest.approx((1.0, 1.0), abs=1e-4)
     assert 0.9 < found.low <= 1 + 1e-6
@@ -400,8 +402,8 @@ def test_what_every_text_satisfies_is_certain(recwarn: pytest.WarningsRecorder) 
 
 def test_rare_words_are_found_and_their_probability_is_right() -> None:
     """Two words together, against 4,000 plain texts; a word that the pilot never saw is learnt all the same."""
-    model = sv.LanguageModel.load("bundled", length=10)
-    target = sv.Controlled(model, {Predicate.keyword("Italian"): 1.0, Predicate.keyword("river"): 1.0})
+    model = sv.load("bundled").target(max_tokens=10)
+    target = model.under([sv.keyword("Italian"), sv.keyword("river")])
     lookahead = Lookahead.fit(target, texts=256, seed=0)
     found = sv.probability(target, texts=512, seed=1, lookahead=lookahead, progress=False)
     plain = sv.sample(model, sv.Ancestral(), chains=4000, draws=1, seed=2, progress=False)["posterior"]["tokens"].values
@@ -413,9 +415,9 @@ def test_rare_words_are_found_and_their_probability_is_right() -> None:
     assert found.texts == found.evaluations == 512
 
 
-def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
+def test_intervals_hold_the_truth() -> None:
     target = Listed(small_model(3), CONTROLS["black box"]())
-    texts = torch.cartesian_prod(*[target.model.allowed.nonzero().squeeze(-1)] * 3)
+    texts = torch.cartesian_prod(*[target.text.allowed.nonzero().squeeze(-1)] * 3)
     truth = float(target.log_prob(texts).double().exp().sum())  # the model is normalised over these texts
     lookahead = lookaheads(target, SEED)["trained"]
     held = 0
@@ -451,7 +453,9 @@ def test_lookaheads_are_kept_and_only_for_their_target(tmp_path: Path) -> None:
     config = transformers.GPT2Config(vocab_size=size, n_positions=16, n_embd=8, n_layer=1, n_head=1)
     narrow = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
     with pytest.raises(sv.SamplingError, match=r"fitted to another width \(\d+, not 8\); fit one"):
-        sv.sample(sv.LanguageModel(narrow, target.tokenizer, length=3), sv.Guided(lookahead), 2, 1, progress=False)
+        sv.sample(
+            sv.TextTarget(sv.LanguageModel(narrow, target.tokenizer), max_tokens=3), sv.Guided(lookahead), 2, 1, progress=False
+        )
 
 
 def damage_settings(folder: Path, settings: str) -> None:
@@ -488,10 +492,10 @@ def test_damaged_lookaheads_are_refused_in_one_line(damage: Callable[[Path], Any
 def test_hopeless_controls_are_refused_before_anything_is_drawn() -> None:
     model = small_model(3)
     with pytest.raises(sv.SamplingError, match="no text of 3 tokens can satisfy keyword=zebra"):
-        Lookahead.fit(sv.Controlled(model, {Predicate.keyword("zebra"): 1.0}), texts=8)
+        Lookahead.fit(model.under([sv.keyword("zebra")]), texts=8)
     with pytest.raises(sv.SamplingError, match="none of 8 texts of the model satisfied never"):
-        Lookahead.fit(sv.Controlled(model, {Predicate(lambda text: False, "never"): 1.0}), texts=8)
-    boundless = sv.Controlled(model, {Predicate(len, kind="log_score"): 1.0})
+        Lookahead.fit(model.under([Predicate(lambda text: False, "never")]), texts=8)
+    boundless = model.under([Predicate(len, kind="log_score")])
     with pytest.raises(sv.SamplingError, match="needs controls with a bound"):
         sv.probability(boundless, texts=64, progress=False)
     with pytest.raises(sv.SamplingError, match="has the bound inf"):
@@ -506,24 +510,24 @@ def test_hopeless_controls_are_refused_before_anything_is_drawn() -> None:
             "no text of 6 tokens at most can satisfy regex=(Italian ){9}; lengthen the text",
         ),
         ("words=30..", "no text of 6 tokens at most can satisfy words=30..; lengthen the text or loosen the control"),
-        ("regex=(a{1,1000}){1000}", "could take for ever to match"),
+        ("regex=(a{1,1000}){1000}", "could take exponential time to match"),
         ("regex=" + "(" * 5000 + "a" + ")" * 5000, "…' is nested too deeply; write it with fewer groups"),
     ],
 )
 @pytest.mark.parametrize("command", ["sample", "probability"])
-def test_what_no_text_can_satisfy_is_said_before_sampling(
+def test_impossible_patterns_raise_errors_before_sampling(
     command: str, control: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "never.py").write_text("def never(text):\n    return False\n")
     options = ("--texts", "64") if command == "probability" else ("-n", "2")
-    done = svs(command, "--length", "6", "--control", control, *options, code=2, cwd=tmp_path)
+    done = svs(command, "--max-tokens", "6", "--control", control, *options, code=2, cwd=tmp_path)
     assert said in done.stderr
     assert "svs: " in done.stderr.splitlines()[-1]
     assert not done.stdout
 
 
-def test_whether_several_patterns_go_together_is_known_before_anything_is_drawn() -> None:
+def test_contradictory_automata_are_found() -> None:
     """As a search through all texts finds it, of random automata, some of which contradict each other."""
     found = []
     for seed in range(60):
@@ -544,16 +548,16 @@ def test_whether_several_patterns_go_together_is_known_before_anything_is_drawn(
     assert 10 < sum(found) < 50
 
 
-@pytest.mark.parametrize("ends", ["never", "anywhere"])
-def test_controls_that_contradict_each_other_are_refused(ends: str) -> None:
-    model = sv.LanguageModel.load("bundled", length=8, ends=ends)
-    river = Predicate.keyword("river")
+@pytest.mark.parametrize("finish", ["length", "stop", "any"])
+def test_contradictory_controls_raise_an_error(finish: str) -> None:
+    model = sv.load("bundled").target(max_tokens=8, finish=finish)
+    river = sv.keyword("river")
     for others, is_possible in (
-        ([Predicate.keyword("pub")], True),
+        ([sv.keyword("pub")], True),
         ([~river], False),
-        ([Predicate.regex("^The"), Predicate.regex("^A")], False),
+        ([sv.regex("^The"), sv.regex("^A")], False),
     ):
-        problem = bind(sv.Controlled(model, dict.fromkeys([river, *others], 1.0)))
+        problem = bind(model.under([river, *others]))
         with contextlib.nullcontext() if is_possible else pytest.raises(sv.SamplingError, match="can satisfy all of "):
             check_patterns(problem)
     with pytest.raises(sv.SamplingError, match="can satisfy all of "):

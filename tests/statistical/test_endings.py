@@ -12,7 +12,7 @@ import structured_voronoi as sv
 from endings import (
     STOPS,
     ControlledTexts,
-    CutTextsLost,
+    CutTextsHalved,
     EndForFree,
     EndlessAccepted,
     ListedTexts,
@@ -53,14 +53,15 @@ def test_samplers_keep_the_distribution_of_texts_that_end(name: str, stop: tuple
 @pytest.mark.parametrize("name", REDRAWING)
 def test_texts_that_may_be_cut_keep_their_distribution(name: str) -> None:
     sampler, steps = REDRAWING[name]
-    for kind, is_right in ((ListedTexts, True), (CutTextsLost, False)):
-        found = sv.verify.stationarity(sampler, listed((), kind, "any"), FEWER, steps, SEED)
-        assert (found.p_value >= MIN_P_VALUE) is is_right
+    for kind, is_right in ((ListedTexts, True), (CutTextsHalved, False)):
+        if is_right or name not in ("ancestral", "rejection"):  # one reads no weights, one finds the error itself
+            found = sv.verify.stationarity(sampler, listed((), kind, "any"), FEWER, steps, SEED)
+            assert (found.p_value >= MIN_P_VALUE) is is_right
 
 
 def test_the_engine_draws_texts_that_may_be_cut() -> None:
     control = sv.regex("[ab].*[dc.]")
-    for kind, is_right in ((ListedTexts, True), (CutTextsLost, False)):
+    for kind, is_right in ((ListedTexts, True), (CutTextsHalved, False)):
         target = ControlledTexts(listed(STOPS[1], kind, "any"), control)
         possible = _Possible(target, target.probabilities() > 0)
         found = sv.verify.stationarity(Adaptive(tolerance=0.0), possible, FEWER, 1, SEED)

@@ -185,8 +185,8 @@ def test_accepted_tries_are_thinned_when_caps_rise() -> None:
 
 
 def test_texts_do_not_depend_on_the_batch_size() -> None:
-    model = sv.LanguageModel.load("bundled", length=8)
-    target = sv.Controlled(model, {sv.controls.Predicate.keyword("pub"): 1.0})
+    model = sv.load("bundled").target(max_tokens=8)
+    target = model.under([sv.keyword("pub")])
     lookahead = LookaheadSettings(steps=20)
     found = []
     for rows in (8, 64):
@@ -200,9 +200,9 @@ def test_texts_do_not_depend_on_the_batch_size() -> None:
 
 def test_shipped_settings_learn_and_satisfy() -> None:
     """One run with the defaults, on two words of which one text in three hundred has both."""
-    model = sv.LanguageModel.load("bundled", length=20)
+    model = sv.load("bundled").target(max_tokens=20)
     words = ("Italian", "river")
-    target = sv.Controlled(model, {sv.controls.Predicate.keyword(word): 1.0 for word in words})
+    target = model.under([sv.keyword(word) for word in words])
     engine = run(target, 40, 0.003, EngineSettings())
     texts = [model.decode(one.tries.tokens[one.row]) for part in engine.run() for one in part]
     assert len(texts) == 40

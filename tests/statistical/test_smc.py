@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 import structured_voronoi as sv
-from helpers import LEVEL
+from structured_voronoi.controls.predicate import Predicate
+from helpers import MIN_P_VALUE
 from structured_voronoi.lookahead.lookahead import Lookahead, untrained
 from structured_voronoi.lookahead.reading import REST
 from structured_voronoi.lookahead.settings import LookaheadSettings
@@ -20,18 +21,17 @@ from structured_voronoi.problem.problem import bind
 
 WORDS = (" cheap", " pub", " restaurant", " place", " and", " a")
 SEED = 3
-Predicate = sv.controls.Predicate
 
 
 @dataclass(frozen=True, eq=False)
-class WithoutLast(sv.SMC):
+class WithoutLast(sv.baselines.SMC):
     """The broken twin: a weight is never divided by what was expected of the token before."""
 
     def log_increment(self, log_expected: Tensor, log_value: Tensor) -> Tensor:
         return log_expected
 
 
-def z_score(sampler: sv.SMC, target: Any, truth: float, systems: int) -> float:
+def z_score(sampler: sv.baselines.SMC, target: Any, truth: float, systems: int) -> float:
     """How many standard errors the mean of the systems' estimates of Z lies from the truth."""
     z = sampler.run(target, sv.Rng(SEED, systems)).log_z.exp()
     return float((z.mean() - truth) / (z.std() / systems**0.5))
@@ -52,7 +52,7 @@ def test_z_is_unbiased_on_a_table(lookahead: str, particles: int) -> None:
         made = Lookahead.fit(target, texts=256)
     elif lookahead == "random":
         made = untrained(bind(target), {REST: "token"}, LookaheadSettings(delta=1.0), seed=SEED)
-    assert abs(z_score(sv.SMC(made, particles, 1.0), target, truth, 4000)) < 4
+    assert abs(z_score(sv.baselines.SMC(made, particles, 1.0), target, truth, 4000)) < 4
     if made != "none":
         assert abs(z_score(WithoutLast(made, particles, 1.0), target, truth, 4000)) > 8
 
@@ -60,12 +60,12 @@ def test_z_is_unbiased_on_a_table(lookahead: str, particles: int) -> None:
 @pytest.mark.slow
 def test_z_is_unbiased_on_texts() -> None:
     """Keys and values of the decoder follow their particles; two patterns, of which one can be lost, a black box."""
-    loaded = sv.LanguageModel.load("bundled")
+    loaded = sv.load("bundled").target()
     tokens = [loaded.tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in WORDS]
-    words = sv.LanguageModel(loaded.model, loaded.tokenizer, "The Old Mill is a", 3, allowed=tokens)
+    words = sv.LanguageModel(loaded.model, loaded.tokenizer).target("The Old Mill is a", max_tokens=3, allowed=tokens)
     pubs = Predicate(lambda text: 0.9 if text.count("pub") == 2 else 0.1, "pubs")
-    controls = {~Predicate.keyword("restaurant"): 1.0, Predicate.regex("cheap|and a$"): 1.0, pubs: 1.0}
-    target = sv.Controlled(words, controls)
+    controls = {~sv.keyword("restaurant"): 1.0, sv.regex("cheap|and a$"): 1.0, pubs: 1.0}
+    target = words.under(controls)
     truth = float(target.log_prob(texts_of(words)).double().exp().sum())
     sizes = dict.fromkeys((control.name for control in controls), "hidden")
     lookaheads: list[Any] = [
@@ -74,10 +74,10 @@ def test_z_is_unbiased_on_texts() -> None:
         "none",
     ]
     for lookahead in lookaheads:
-        assert abs(z_score(sv.SMC(lookahead, 4, 1.0), target, truth, 1000)) < 4
+        assert abs(z_score(sv.baselines.SMC(lookahead, 4, 1.0), target, truth, 1000)) < 4
 
 
-def one_text_a_system(sampler: sv.SMC, target: Any, systems: int) -> np.ndarray:
+def one_text_a_system(sampler: sv.baselines.SMC, target: Any, systems: int) -> np.ndarray:
     """How often every text was drawn: one chain of each system, so that the draws are independent."""
     rng = sv.Rng(SEED, [system * sampler.particles + system % sampler.particles for system in range(systems)])
     state, _ = sampler.step(target, rng, sampler.init(target, rng, None))
@@ -97,7 +97,8 @@ def test_texts_are_right_in_the_limit_and_not_before(lookahead: str) -> None:
     )
     truth = target.probabilities().numpy()
     many, few = (
-        pooled_chi_square(one_text_a_system(sv.SMC(made, particles), target, 2000), truth) for particles in (512, 2)
+        pooled_chi_square(one_text_a_system(sv.baselines.SMC(made, particles), target, 2000), truth)
+        for particles in (512, 2)
     )
-    assert many >= LEVEL
-    assert few < LEVEL
+    assert many >= MIN_P_VALUE
+    assert few < MIN_P_VALUE

@@ -56,7 +56,7 @@ CONTROLLED: dict[str, tuple[Any, list[Any], int]] = {
         [sv.Cycle(SVS, RefreshBlindToControls(**BLOCKS))],
         6,
     ),
-    "rejection": (sv.Rejection(wave=4096), [RejectionOfNothing(wave=4096)], 1),
+    "rejection": (sv.Rejection(batch_size=4096), [RejectionOfNothing(batch_size=4096)], 1),
 }
 
 
@@ -71,11 +71,11 @@ def test_samplers_keep_the_distribution_of_controlled_texts(
 
 def drift(sampler: Any) -> tuple[float, float]:
     """How the energies of ancestral texts change in 20 steps, chain by chain, in standard errors; and who moved."""
-    model = sv.LanguageModel.load("bundled", length=8)
+    model = sv.load("bundled").target(max_tokens=8)
     drawn = sv.sample(model, sv.Ancestral(), chains=128, draws=1, warmup=0, seed=1, progress=False)
     start = torch.tensor(drawn["posterior"]["tokens"].values)[:, 0]
     tree = sv.sample(model, sampler, chains=128, draws=1, warmup=20, seed=2, start=start, progress=False)
-    change = torch.tensor(tree["sample_stats"]["energy"].values)[:, 0] + model.log_prob(start).double()
+    change = model.log_prob(start).double() - torch.tensor(tree["sample_stats"]["lp"].values)[:, 0]
     return float(change.mean() / change.std()) * 128**0.5, float((change != 0).double().mean())
 
 
@@ -84,4 +84,4 @@ def test_svs_from_ancestral_texts_does_not_drift() -> None:
     far, moved = drift(sv.SVS(0.3, dimensions=32))
     assert moved > 0.3
     assert abs(far) < 4
-    assert abs(drift(sv.Langevin(0.5))[0]) > 10
+    assert abs(drift(sv.baselines.Langevin(0.5))[0]) > 10
