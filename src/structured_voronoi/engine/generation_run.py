@@ -100,14 +100,12 @@ class GenerationRun:
             partial(Request.targets, replace(request, checkpoint=None, workers=1, progress=False)),
             request.progress,
         )
-        try:
-            yield from run.draw()
-        finally:
-            outcome = run.outcome()
-            self.probability, self.error_bound = outcome.probability, outcome.error_bound
-            self.evaluations = outcome.evaluations
-            self.status = self._engine_status(outcome.stopped_early)
-            self._warn_of_error_bounds()
+        yield from run.draw()
+        outcome = run.outcome()
+        self.probability, self.error_bound = outcome.probability, outcome.error_bound
+        self.evaluations = outcome.evaluations
+        self.status = self._engine_status(outcome.stopped_early)
+        self._warn_of_error_bounds()
 
     def _engine_status(self, stopped_early: bool) -> str:
         """What was drawn, at what cost, and how probable the controls are."""
@@ -154,8 +152,7 @@ class GenerationRun:
         self, targets: Sequence[TextTarget | ControlledTarget], checkpoint: Checkpoint
     ) -> Iterator[list[Text]]:
         """Texts from Markov chains, prompt by prompt."""
-        request, done, status = self.request, 0, list[str]()
-        total = request.n * len(targets)
+        request, status = self.request, list[str]()
         plans = [request.plan(targets[0], checkpoint, 0)]
         with distribute_texts(checkpoint, request, targets, plans[0]):
             for number, target in enumerate(targets):
@@ -163,16 +160,20 @@ class GenerationRun:
                 if self.observer is not None:
                     self.observer.planned(target, plan.name, plan.steps)
                 label = f"prompt {number + 1} of {len(targets)}: " if len(targets) > 1 else ""
-                first = number * request.n
-                chains = TextChains(target, plan, request.seed, request.start, checkpoint, self.observer, number, first)
+                chains = TextChains(
+                    target,
+                    plan,
+                    request.seed,
+                    request.start,
+                    checkpoint,
+                    self.observer,
+                    prompt_number=number,
+                    first_chain=number * request.n,
+                    all_texts=len(targets) * request.n,
+                )
                 batches = []
                 for batch in chains.draw(request.n, request.progress and not checkpoint.has_workers, label):
                     batches.append(batch)
-                    done += len(batch.texts)
-                    if not checkpoint.is_finished:
-                        checkpoint.record_progress(done, total, "texts")
-                        if checkpoint.is_due:
-                            checkpoint.save()
                     yield batch.texts
                 self.evaluations += sum(int(batch.info.evaluations.sum()) for batch in batches)
                 status.append(f"{label}{chain_status(batches, plan, target)}")

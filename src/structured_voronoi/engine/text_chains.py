@@ -86,6 +86,7 @@ class _TextRecord:
 
     def finish(self, checkpoint: Checkpoint) -> None:
         checkpoint.put(batch_name(self._numbers), self.batch().as_data())
+        self._run.record_progress(self._numbers)
 
     def batch(self) -> Batch:
         """The texts of the last states."""
@@ -110,6 +111,8 @@ class TextChains:
     prompt_number: int = 0
     first_chain: int = 0
     """Number of the first chain."""
+    all_texts: int = 0
+    """Number of texts of the whole run, with all prompts."""
 
     def draw(self, n: int, progress: bool = False, label: str = "") -> Iterator[Batch]:
         """Draw ``n`` texts in batches; batches that the checkpoint holds are not drawn again."""
@@ -117,7 +120,14 @@ class TextChains:
             shown = f"{label}texts to {numbers.stop - self.first_chain} of {n}"
             with progress_bar(self.plan.steps, progress, shown, stage="texts") as tick:
                 batch = self.draw_batch(numbers, tick)
+            self.record_progress(numbers)
+            if self.checkpoint.is_due:
+                self.checkpoint.save()
             yield batch
+
+    def record_progress(self, numbers: range) -> None:
+        """Record in the checkpoint that the texts of these chains are drawn, and those of all chains before."""
+        self.checkpoint.record_progress(numbers.stop, self.all_texts, "texts")
 
     def draw_batch(self, numbers: range, tick: Tick) -> Batch:
         """One text from each of these chains."""
