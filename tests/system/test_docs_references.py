@@ -6,7 +6,6 @@ import pydoc
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -49,6 +48,9 @@ def test_named_tests_exist(page: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_named_paths_exist(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for path in re.findall(r"\b(?:benchmarks|docs|src)/[\w/]+\.\w+", text):
+        assert (ROOT / path).is_file() or (ROOT / page).parent.joinpath(path).is_file(), path
     rooms = {path.name for root in ROOTS for path in root.iterdir() if path.is_dir()}
     for span in code_spans(page):
         is_file = re.fullmatch(r"[\w./-]+\.py", span)
@@ -105,7 +107,7 @@ def options_of(command: tuple[str, ...]) -> set[str]:
     }
 
 
-def test_the_checks_see_what_is_missing(tmp_path: Path) -> None:
+def test_missing_names_are_detected() -> None:
     assert not exists("samplers/nothing.py", "README.md")
     assert exists("samplers/svs.py", "README.md")
     assert pydoc.locate("structured_voronoi.nothing") is None
