@@ -81,11 +81,11 @@ def test_misspelt_abilities_of_controls_are_refused() -> None:
         def log_prob(self, tokens: Tensor, texts: list[str]) -> Tensor:
             return torch.ones(len(tokens))
 
-    model = sv.LanguageModel.load("bundled", length=2)
+    model = sv.load("bundled").target(max_tokens=2)
     with pytest.raises(sv.SamplingError, match="control Bounded has `bounds`; did you mean `bound`"):
-        sv.Controlled(model, {Bounded(): 1.0})
+        model.under([Bounded()])
     with pytest.raises(sv.SamplingError, match=r"is not a control: it needs a `name`.*sv\.controls\.Predicate"):
-        sv.Controlled(model, {len: 1.0})
+        model.under([len])
 
 
 def test_what_is_no_target_is_refused() -> None:
@@ -140,8 +140,8 @@ def masked_sentences(controlled: bool) -> Any:
     ("sampler", "controlled", "steps"),
     [
         (sv.Ancestral(), False, 1),
-        (sv.Rejection(wave=4096), False, 1),
-        (sv.Rejection(wave=4096), True, 1),
+        (sv.Rejection(batch_size=4096), False, 1),
+        (sv.Rejection(batch_size=4096), True, 1),
         (sv.Refresh(block=2), False, STEPS),
         (sv.Refresh(block=2), True, STEPS),
         (sv.Cycle(sv.SVS(0.8), sv.Refresh(block=2)), True, STEPS),
@@ -163,7 +163,7 @@ def test_masks_that_a_target_leaves_to_us_are_exact(sampler: Any, controlled: bo
 
 def test_fudge_draws_allowed_tokens_only() -> None:
     target = masked_sentences(controlled=False)
-    fudge = sv.Fudge(lambda prefixes: torch.zeros(len(prefixes)))
+    fudge = sv.baselines.Fudge(lambda prefixes: torch.zeros(len(prefixes)))
     draws = sv.sample(target, fudge, chains=500, draws=1, progress=False)["posterior"]["tokens"].values
     assert 2 not in draws
     target.masks_itself = True
@@ -171,7 +171,9 @@ def test_fudge_draws_allowed_tokens_only() -> None:
 
 
 @pytest.mark.parametrize(
-    "sampler", [sv.Rejection(), sv.Fudge(lambda prefixes: torch.zeros(len(prefixes))), sv.Ancestral()], ids=str
+    "sampler",
+    [sv.Rejection(), sv.baselines.Fudge(lambda prefixes: torch.zeros(len(prefixes))), sv.Ancestral()],
+    ids=str,
 )
 def test_samplers_that_forget_their_start_check_it_all_the_same(sampler: Any) -> None:
     target = masked_sentences(controlled=False)
@@ -226,10 +228,10 @@ def test_texts_build_their_geometry_once_and_redraws_none(monkeypatch: pytest.Mo
     from structured_voronoi.engine.plan import plan_texts
     from structured_voronoi.engine.text_chains import TextRun
 
-    counted, model = Counted(monkeypatch), sv.LanguageModel.load("bundled", length=4, suffix=" pub")
+    counted, model = Counted(monkeypatch), sv.load("bundled").target(max_tokens=4, suffix=" pub")
     list(TextRun(model, plan_texts(model, "svs+refresh", warmup=0), seed=0).draw(20))
     assert (counted.cells, counted.spacings) == (1, 1)
-    other = sv.LanguageModel.load("bundled", length=4)
+    other = sv.load("bundled").target(max_tokens=4)
     for name in ("refresh", "rejection", "ancestral"):
         list(TextRun(other, plan_texts(other, name), seed=0).draw(2))
     assert counted.cells == 1
@@ -281,7 +283,7 @@ def test_a_cycle_counts_the_evaluations_and_fields_that_it_asks_for() -> None:
     [
         (sv.Ancestral(), "Ancestral cannot take part in a cycle"),
         (sv.Rejection(), "Rejection cannot"),
-        (sv.Fudge(len), "Fudge cannot"),
+        (sv.baselines.Fudge(len), "Fudge cannot"),
         (object(), "object cannot"),
     ],
     ids=["ancestral", "rejection", "fudge", "nothing"],
@@ -320,8 +322,8 @@ def test_devices_without_float64_get_none(monkeypatch: pytest.MonkeyPatch) -> No
 
     for module in (streams, rejection):
         monkeypatch.setattr(module, "widest_dtype", lambda device: torch.float32)
-    model = sv.LanguageModel.load("bundled", length=4)
-    target = sv.Controlled(model, {sv.controls.Classifier.load("food", "Italian"): 0.5})
+    model = sv.load("bundled").target(max_tokens=4)
+    target = model.under([sv.label("food", "Italian", weight=0.5)])
     samplers = (sv.Cycle(sv.SVS(0.4, dimensions=8), sv.PNCG(0.02), sv.Refresh()), sv.Rejection())
     for sampler in samplers:
         running = Chains(sampler, bind(target), sv.Rng(0, 3))
@@ -376,9 +378,9 @@ class AcceptsEverything(sv.PNCG):
     "sampler",
     [
         sv.SVS(base="uniform", walls="closed"),
-        sv.HMC(1.0, base="uniform"),
-        sv.Langevin(1.0, None, metropolis=True, base="uniform"),
-        sv.MuCoLa(1.0, None, metropolis=True),
+        sv.baselines.HMC(1.0, base="uniform"),
+        sv.baselines.Langevin(1.0, None, metropolis=True, base="uniform"),
+        sv.baselines.MuCoLa(1.0, None, metropolis=True),
     ],
     ids=["svs uniform", "hmc", "langevin", "mucola"],
 )
@@ -408,7 +410,7 @@ def test_results_that_carry_a_graph_do_no_harm() -> None:
         def log_prob(self, tokens: Tensor, texts: list[str]) -> Tensor:
             return self.weight * torch.ones(len(texts))
 
-    target = sv.Controlled(sv.LanguageModel.load("bundled", length=3), {Learnt(): 1.0})
+    target = sv.load("bundled").target(max_tokens=3).under([Learnt()])
     for sampler in (sv.Refresh(), sv.Rejection(), sv.Cycle(sv.SVS(0.4, dimensions=8), sv.Refresh())):
         sv.sample(target, sampler, chains=2, draws=1, warmup=0, progress=False)
 
@@ -450,21 +452,21 @@ def test_states_that_the_model_finds_impossible_poison_nothing() -> None:
     target = Partial(table.embeddings, table.model, table.gradient)
     start = torch.zeros(40, 3, dtype=torch.int64)
     draws = sv.sample(target, sv.Cycle(sv.SVS(0.8), sv.Refresh()), chains=40, draws=5, start=start, progress=False)
-    assert torch.tensor(draws["sample_stats"]["energy"].values).isfinite().all()
+    assert torch.tensor(draws["sample_stats"]["lp"].values).isfinite().all()
 
 
 def test_plans_know_where_chains_start_at_the_truth() -> None:
     from structured_voronoi.engine.plan import plan_texts
 
-    assert plan_texts(sv.LanguageModel.load("bundled", length=2), "refresh").starts_at_truth
+    assert plan_texts(sv.load("bundled").target(max_tokens=2), "refresh").starts_at_truth
     assert not plan_texts(masked_sentences(controlled=False), "refresh").starts_at_truth
     assert not plan_texts(sv.verify.random_target(0), "svs").starts_at_truth
 
 
 def test_targets_of_one_network_share_their_geometry(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted, loaded = Counted(monkeypatch), sv.LanguageModel.load("bundled", length=2)
+    counted, loaded = Counted(monkeypatch), sv.load("bundled").target(max_tokens=2)
     for prompt in ("", "Near the", "The"):
-        model = sv.LanguageModel(loaded.model, loaded.tokenizer, prompt, 2)
+        model = sv.LanguageModel(loaded.model, loaded.tokenizer).target(prompt, max_tokens=2)
         sv.sample(model, sv.SVS(0.4, dimensions=8), chains=2, draws=1, warmup=0, progress=False)
     assert counted.cells == 1
     target = Pairs()

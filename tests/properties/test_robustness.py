@@ -1,4 +1,4 @@
-"""Motion and samplers where geometry or target is awkward: corners, parallel walls, rounding, impossible states."""
+"""Motion and samplers in degenerate cases: corners, parallel walls, rounding, impossible states."""
 
 import itertools
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import structured_voronoi as sv
-from helpers import boxed_target, energy_error, trajectory, outside, round_trip_failures, svs_of, with_embeddings
+from helpers import boxed_target, energy_error, outside, round_trip_failures, svs_of, trajectory, with_embeddings
 from structured_voronoi.core.errors import SamplingError
 from structured_voronoi.core.streams import Rng
 from structured_voronoi.geometry.cells import cells_of
@@ -24,7 +24,7 @@ def lattice(side: int = 3) -> Tensor:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_zero_momentum(kind: str) -> None:
-    """Circles then begin at their outermost point; lines do not move at all."""
+    """Circles begin at their outermost point; lines do not move."""
     there = trajectory(svs_of(kind), boxed_target(1), seed=1)
     there = there._replace(start=there.start._replace(r=torch.zeros_like(there.start.r)))
     assert energy_error(there) < 1e-9
@@ -53,7 +53,7 @@ def test_one_dimension(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", [(0.5, 0.0), (0.5, 0.5)], ids=["on a wall", "on a corner"])
 def test_starting_exactly_on_walls(kind: str, place: tuple[float, float]) -> None:
-    """From x where two or four cells touch, in any of them, in any direction."""
+    """x is where two or four cells touch, in any of these cells, with any direction."""
     there = trajectory(svs_of(kind), with_embeddings(lattice()), seed=2, chains=400)
     x = torch.tensor(place, dtype=torch.float64) - there.cells.origin
     gaps = (x - there.cells.table).norm(dim=-1)
@@ -73,7 +73,7 @@ def test_starting_exactly_on_walls(kind: str, place: tuple[float, float]) -> Non
 
 @pytest.mark.parametrize("towards", [1.0, -1.0], ids=["a corner of the box", "a corner of the cells"])
 def test_two_walls_at_once(towards: float) -> None:
-    """On the diagonal of the toy both coordinates meet their walls at the same moment."""
+    """On the diagonal of the toy both coordinates cross walls at the same time."""
     there = trajectory(svs_of("uniform"), toy(), seed=0, chains=8)
     cell = torch.zeros(8, 1, dtype=torch.int64)
     x = there.cells.table[0].expand(8, 1, 2).clone()
@@ -97,7 +97,7 @@ def test_single_precision_far_from_the_origin(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["open", "closed"])
 def test_longer_than_a_full_turn(kind: str) -> None:
-    """Every wall is then met again at a whole turn's distance."""
+    """Every wall is crossed again after a full turn."""
     there = trajectory(svs_of(kind, scale=0.4, turn=6.0), boxed_target(1), seed=1)
     assert there.duration.max() > 2 * torch.pi
     assert energy_error(there) < 1e-9
@@ -105,18 +105,18 @@ def test_longer_than_a_full_turn(kind: str) -> None:
 
 
 @pytest.mark.parametrize("dimensions", [None, 5, 2])
-def test_identical_embeddings_are_refused_by_name(dimensions: int | None) -> None:
-    """Also after projection, where rounding could make the same point look like two."""
+def test_identical_embeddings_are_refused(dimensions: int | None) -> None:
+    """Also after projection, where rounding may separate equal points."""
     embeddings = torch.randn(40, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     embeddings[31] = embeddings[4]
-    with pytest.raises(SamplingError, match=r"tokens 4 and 31 have identical embeddings.*`allowed`"):
+    with pytest.raises(SamplingError, match="tokens 4 and 31 have identical embeddings"):
         cells_of(embeddings, dimensions=dimensions)
     allowed = torch.arange(40) != 31
     assert len(cells_of(embeddings, allowed, dimensions).table) == 39
 
 
 @pytest.mark.parametrize("walls", ["open", "closed"])
-def test_too_many_events_leave_the_chain_where_it_was(walls: str) -> None:
+def test_a_chain_does_not_move_after_too_many_events(walls: str) -> None:
     target, sampler = boxed_target(1), sv.SVS(scale=0.8, walls=walls, turn=4.0, max_events=1)
     rng = Rng(0, 200)
     state = sampler.init(target, rng, None)
@@ -139,15 +139,15 @@ STEERED = {
 
 
 @pytest.mark.parametrize("sampler", STEERED.values(), ids=STEERED.keys())
-def test_a_broken_field_does_not_make_a_state_impossible(sampler: object) -> None:
-    """Where the field is no number nothing steers; the energy is right and the state is sampled like any other."""
+def test_a_nonfinite_field_does_not_make_a_state_impossible(sampler: object) -> None:
+    """A field of NaN counts as zero; the state has its energy and is sampled."""
     target = sv.verify.random_target(1)
     broken = torch.rand(6, 6, generator=torch.Generator().manual_seed(3)) < 0.5
     target.gradient[broken] = torch.nan
     draws = sv.sample(target, sampler, chains=40, draws=20, warmup=0, progress=False)
     tokens = torch.as_tensor(draws["posterior"]["tokens"].values).flatten(0, 1)
-    energy = torch.as_tensor(draws["sample_stats"]["energy"].values).flatten()
-    torch.testing.assert_close(energy, -target.log_prob(tokens))
+    lp = torch.as_tensor(draws["sample_stats"]["lp"].values).flatten()
+    torch.testing.assert_close(lp, target.log_prob(tokens))
     assert int(draws["sample_stats"]["nonfinite"].sum()) == 0
     assert broken[tokens[:, 0], tokens[:, 1]].double().mean() > 0.1
 
@@ -166,8 +166,8 @@ IMPOSSIBLE_SAMPLERS = {
 
 
 @pytest.mark.parametrize("sampler", IMPOSSIBLE_SAMPLERS.values(), ids=IMPOSSIBLE_SAMPLERS.keys())
-def test_impossible_states_are_never_entered_and_counted(sampler: object) -> None:
-    """Half of all states have probability zero: every attempt at one is refused and reported."""
+def test_impossible_states_are_counted_and_never_entered(sampler: object) -> None:
+    """Half of the states have probability zero: proposals of them are rejected and counted."""
     target = boxed_target(1)
     target.table[torch.rand(6, 6, generator=torch.Generator().manual_seed(3)) < 0.5] = -torch.inf
     draws = sv.sample(target, sampler, chains=40, draws=20, warmup=0, progress=False)

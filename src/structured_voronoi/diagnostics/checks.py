@@ -241,12 +241,9 @@ def _check_interruption(record: Record) -> Iterator[DiagnosticWarning]:
         )
 
 
-def _suggest(record: Record, arguments: dict[str, float]) -> dict[str, Any]:
+def _suggest(record: Record, arguments: Mapping[str, float]) -> dict[str, Any]:
     """The remedy: other values of arguments, or another sampler. Of single texts, also as arguments of `generate`."""
-    values: dict[str, Any] = {
-        name: float(f"{value:.2g}") if name == "scale" else value for name, value in arguments.items()
-    }
-    choices = [" and ".join(f"{name}={value}" for name, value in values.items())] if values else []
+    choices = [" and ".join(f"{name}={value}" for name, value in arguments.items())] if arguments else []
     if record.one_text:
         samplers = [name for name in ("svs+refresh", "adaptive") if name != record.sampler]
         choices += [f'sampler="{name}"' for name in samplers]
