@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    model = sv.LanguageModel.load("bundled", length=60, ends="anywhere")
+    model = sv.load("bundled").target(max_tokens=60, finish="stop")
     cases: dict[str, tuple[Any, Any, int]] = {
         "svs+refresh, 16 chains, 60 tokens": (model, text_sampler("svs+refresh"), 16),
         "svs+refresh, 64 chains, 60 tokens": (model, text_sampler("svs+refresh"), 64),

@@ -38,10 +38,10 @@ TOLERANCE = 0.003
 @cache
 def target_of(pattern: str) -> ListedTexts:
     """All texts of the eight tokens, under one regular expression."""
-    loaded = LanguageModel.load("bundled", length=LENGTH)
+    loaded = load("bundled").target(max_tokens=LENGTH)
     tokens = torch.tensor([loaded.tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in WORDS])
-    model = LanguageModel(loaded.model, loaded.tokenizer, PROMPT, LENGTH, allowed=tokens.tolist())
-    return ListedTexts(model, tokens, Predicate.regex(pattern))
+    model = LanguageModel(loaded.model, loaded.tokenizer).target(PROMPT, max_tokens=LENGTH, allowed=tokens.tolist())
+    return ListedTexts(model, tokens, regex(pattern))
 
 
 def all_texts() -> Tensor:

@@ -38,8 +38,8 @@ def main() -> None:
     model, guide = prepare_model(asked.data, settings.text.recipe, True), "food"
     if asked.data is not None:
         guide = train_food_guide(asked.data, model, settings.classifiers, settings.text.length, True)
-    lm = sv.LanguageModel.load(model, length=settings.text.length)
-    target = sv.Controlled(lm, make_controls(CASES[0], guide, settings))
+    lm = sv.load(model).target(max_tokens=settings.text.length)
+    target = lm.under(make_controls(CASES[0], guide, settings))
     problem, began = bind(target), process_time()
     lookahead = sv.Lookahead.fit(target, settings.pilot, settings.seed)
     fit = process_time() - began
@@ -50,7 +50,7 @@ def main() -> None:
         seconds["guided"].append((process_time() - began) / TOGETHER)
         for wave in (64, 256):
             began = process_time()
-            _, info = next(start_chains(target, sv.Rejection(wave=wave), TRIED, 50 + turn))
+            _, info = next(start_chains(target, sv.Rejection(batch_size=wave), TRIED, 50 + turn))
             seconds[f"rejection, waves of {wave}"].append((process_time() - began) / float(info.evaluations.sum()))
     guided = measure_guided(lookahead, target, settings.pilot, settings.seed).sampler
     drawn = [next(start_chains(target, one, asked.texts, settings.seed)) for one in (guided, sv.Rejection())]

@@ -162,19 +162,19 @@ def all_jobs() -> dict[str, Job]:
     on_table = {
         "svs": sv.SVS(),
         "svs, closed": sv.SVS(0.6, walls="closed", masses="estimated", mass_draws=64),
-        "hmc": sv.HMC(0.5, leapfrog_steps=2),
-        "mucola": sv.MuCoLa(1.5),
+        "hmc": sv.baselines.HMC(0.5, leapfrog_steps=2),
+        "mucola": sv.baselines.MuCoLa(1.5),
         "svs + gwg": sv.Cycle(sv.SVS(0.6), sv.GibbsWithGradients()),
     }
     on_sentences = {
         "svs + refresh": sv.Cycle(sv.SVS(0.6), sv.Refresh(block=2)),
         "rejection": sv.Rejection(),
         "guided": sv.Guided(tries=3, texts=64),
-        "smc": sv.SMC(particles=4, texts=64),
+        "smc": sv.baselines.SMC(particles=4, texts=64),
     }
     jobs |= {f"sample: {name}": sampling(table, sampler) for name, sampler in on_table.items()}
     jobs |= {f"sample: {name}": sampling(sentences, sampler) for name, sampler in on_sentences.items()}
-    model = sv.LanguageModel.load("bundled", length=5)
+    model = sv.load("bundled").target(max_tokens=5)
     food = {"food=Italian": 0.3}
     texts: dict[str, dict[str, Any]] = {
         "chains": {"controls": food, "n": 18, "sampler": "svs+refresh", "warmup": 2},

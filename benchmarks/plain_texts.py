@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("plain_texts.json"))
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    model = sv.LanguageModel.load("bundled", length=LENGTH)
+    model = sv.load("bundled").target(max_tokens=LENGTH)
     hits = count_hits(model, asked.texts, asked.out)
     texts = BLOCK * len(hits)
     print(f"| words | {texts:,} plain texts | guided | standard errors apart |\n| --- | --- | --- | --- |")
@@ -46,7 +46,7 @@ def count_hits(model: sv.LanguageModel, texts: int, out: Path) -> list[list[int]
     """For every block of texts, how many of them hold all words of each case."""
     hits: list[list[int]] = json.loads(out.read_text(encoding="utf-8")) if out.exists() else []
     problem, blocks = bind(model), -(-texts // BLOCK)
-    keywords = {word: sv.controls.Predicate.keyword(word) for case in CASES for word in case}
+    keywords = {word: sv.keyword(word) for case in CASES for word in case}
     with progress_bar(blocks, True, "plain texts") as tick:
         tick("", len(hits))
         for block in range(len(hits), blocks):
@@ -64,7 +64,7 @@ def count_hits(model: sv.LanguageModel, texts: int, out: Path) -> list[list[int]
 
 def guided_probability(model: sv.LanguageModel, words: tuple[str, ...]) -> Probability:
     """By weighted texts of a lookahead, as `svs reproduce rare` has it."""
-    target = sv.Controlled(model, {sv.controls.Predicate.keyword(word): 1.0 for word in words})
+    target = model.under([sv.keyword(word) for word in words])
     lookahead = sv.Lookahead.fit(target, texts=PILOT, seed=SEED)
     return sv.probability(target, texts=WEIGHTED, seed=SEED, lookahead=lookahead, progress=False)
 

@@ -63,12 +63,12 @@ class Case:
     words: tuple[str, ...] = ()
     least: int = 0
 
-    def target(self, model: str) -> sv.Controlled:
-        language_model = sv.LanguageModel.load(model, prompt=self.prompt, length=self.length)
+    def target(self, model: str) -> sv.ControlledTargetTarget:
+        language_model = sv.load(model).target(self.prompt, max_tokens=self.length)
         controls = dict(parse_control(control, "cpu") for control in self.controls)
         if self.words:
             controls[Predicate(self.has_words, name="function")] = 1.0
-        return sv.Controlled(language_model, controls)
+        return language_model.under(controls)
 
     def has_words(self, text: str) -> bool:
         return sum(word in text for word in self.words) >= self.least
@@ -114,7 +114,7 @@ def half_of(cases: list[Case], name: str) -> list[Case]:
 
 def frequent_words(model: str, prompt: str) -> list[str]:
     """Words that are neither rare nor common in texts of the model."""
-    target = bind(sv.LanguageModel.load(model, prompt=prompt, length=20))
+    target = bind(sv.load(model).target(prompt, max_tokens=20))
     texts = 500 if model == "bundled" else 192
     counts: Counter[str] = Counter()
     for row in untrained(target).draw(target, Rng(99, texts, "words").uniform(20)).tokens:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from structured_voronoi.core.contracts import Sampler, Start, tune
-from structured_voronoi.engine.checkpoint import SUFFIX, CheckpointSettings, StoredCheckpoint
+from structured_voronoi.engine.checkpoint import CheckpointSettings
 from structured_voronoi.engine.plan import Plan
+from structured_voronoi.engine.stored_checkpoint import SUFFIX, StoredCheckpoint
 from structured_voronoi.lookahead.lookahead import Lookahead
 from structured_voronoi.lookahead.reading import few_texts, identify
 from structured_voronoi.problem.problem import Problem

@@ -285,8 +285,7 @@ class Rounds:
     def _learning_cost(self) -> float:
         """The operations of learning in units of those of a try."""
         problem, settings = self.problems[0], self.settings.lookahead
-        network: Any = getattr(problem, "model", None)
-        network = getattr(network, "model", network)
+        network: Any = getattr(getattr(problem, "model", None), "network", None)
         parameters = sum(part.numel() for part in network.parameters()) if hasattr(network, "parameters") else 10**5
         outputs = sum(max(1, head.reader.outputs) for head in self.proposals[0].lookahead.heads.values())
         head_parameters = outputs * problem.embeddings.shape[1] * min(64, problem.embeddings.shape[1])

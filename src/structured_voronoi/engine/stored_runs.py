@@ -60,7 +60,7 @@ def read_run(path: Path) -> dict[str, Record]:
         if not path.exists():
             raise SamplingError(f"{path} does not exist", remedy=REMEDY)
         if path.is_dir():
-            from structured_voronoi.engine.stored_checkpoints import read_checkpoint
+            from structured_voronoi.engine.checkpoint_records import read_checkpoint
 
             return read_checkpoint(path)
         if not path.is_file():

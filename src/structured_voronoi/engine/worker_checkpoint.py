@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from structured_voronoi.core.progress import Stage, ignore_progress, progress_bar
-from structured_voronoi.engine.checkpoint import SUFFIX, CheckpointSettings
+from structured_voronoi.engine.checkpoint import CheckpointSettings
 from structured_voronoi.engine.folder_checkpoint import FolderCheckpoint
+from structured_voronoi.engine.stored_checkpoint import SUFFIX
 from structured_voronoi.engine.worker_tasks import SavedParts, Task, TaskProgress
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.storage.store import Store

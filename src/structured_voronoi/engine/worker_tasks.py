@@ -13,8 +13,9 @@ from typing import Any, NamedTuple, TypedDict, final
 
 from structured_voronoi.core.errors import SamplingError
 from structured_voronoi.core.progress import Tick
-from structured_voronoi.engine.checkpoint import CheckpointSettings, StoredCheckpoint
+from structured_voronoi.engine.checkpoint import CheckpointSettings
 from structured_voronoi.engine.folder_checkpoint import fingerprint
+from structured_voronoi.engine.stored_checkpoint import StoredCheckpoint
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.workers.messages import Report
 

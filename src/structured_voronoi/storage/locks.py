@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import stat
@@ -45,6 +44,8 @@ class FolderLock:
 
 def _lock(path: Path) -> int:
     """Lock a file and write the id of this process into it; returns the descriptor."""
+    import fcntl  # Windows has none: only checkpoints need it
+
     lock = _open(path)
     try:
         try:

@@ -1,1 +1,1 @@
-"""Controlled generation by every method."""
+"""ControlledTarget generation by every method."""

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from structured_voronoi.controls.classifier import Classifier
-from structured_voronoi.controls.predicate import Predicate
+from structured_voronoi.controls.labels import label
+from structured_voronoi.controls.texts import keyword, regex
 from structured_voronoi.core.contracts import Control, is_independent
 from structured_voronoi.engine.sampling import start_chains
 from structured_voronoi.experiments.control.foods import train_food_guide
@@ -22,9 +22,9 @@ from structured_voronoi.experiments.report import table, write_report
 from structured_voronoi.experiments.text.models import TextSettings, model_name, prepare_model, report_name
 from structured_voronoi.metrics.divergence import difference
 from structured_voronoi.samplers.registry import text_sampler
-from structured_voronoi.targets.controlled import Controlled
-from structured_voronoi.targets.language_model import LanguageModel
-from structured_voronoi.workers.side_by_side import side_by_side
+from structured_voronoi.targets.language_model import load
+from structured_voronoi.targets.text import TextTarget
+from structured_voronoi.workers.parallel import map_tasks
 
 ONE_REGEX = "a regular expression"
 CASES = ("three controls", ONE_REGEX)
@@ -55,13 +55,12 @@ class Settings:
     """Of which the other regular expression asks for one."""
 
 
-def make_controls(case: str, guide: str, settings: Settings) -> dict[Control, float]:
-    """The controls of a case and their weights; ``guide`` is the classifier of food, by name or folder."""
+def make_controls(case: str, guide: str, settings: Settings) -> list[Control]:
+    """The controls of a case; ``guide`` is the classifier of food, by name or folder."""
     if case == ONE_REGEX:
-        return {Predicate.regex(rf"(?i)\b({'|'.join(settings.places)})\b"): 1.0}
-    keyword, word = settings.words
-    food = Classifier.load(guide, "Italian")
-    return {food: 1.5, Predicate.keyword(keyword): 1.0, Predicate.regex(rf"(?i)\b{word}\b"): 1.0}
+        return [regex(rf"(?i)\b({'|'.join(settings.places)})\b")]
+    first, second = settings.words
+    return [label(guide, "Italian", weight=1.5), keyword(first), regex(rf"(?i)\b{second}\b")]
 
 
 def run(settings: Settings, out: Path) -> list[Path]:
@@ -72,7 +71,7 @@ def run(settings: Settings, out: Path) -> list[Path]:
         guide = train_food_guide(data, model, settings.classifiers, length, progress)
     tasks = [(case, name) for case in CASES for name in SAMPLERS]
     work = partial(_draw, model=model, guide=guide, settings=settings)
-    drawn = dict(zip(tasks, side_by_side(work, tasks, "combined", progress, settings.workers), strict=True))
+    drawn = dict(zip(tasks, map_tasks(work, tasks, "combined", progress, settings.workers), strict=True))
     rows = [
         _compare(case, name, drawn[case, name], drawn[case, REJECTION], drawn[case, ANCESTRAL])
         for case in CASES
@@ -85,8 +84,8 @@ def run(settings: Settings, out: Path) -> list[Path]:
 def _draw(task: tuple[str, str], model: str, guide: str, settings: Settings) -> dict[str, Any]:
     """Energies of the draws, and which of them satisfy every control."""
     case, name = task
-    lm = LanguageModel.load(model, length=settings.text.length)
-    target, sampler = Controlled(lm, make_controls(case, guide, settings)), text_sampler(name)
+    lm = TextTarget(load(model), max_tokens=settings.text.length)
+    target, sampler = lm.under(make_controls(case, guide, settings)), text_sampler(name)
     begun, steps = process_time(), settings.regex_steps if case == ONE_REGEX else settings.steps
     if name == GUIDED:
         (sampler, share), steps = fit_guided(target, settings.pilot, settings.seed), 1

@@ -18,17 +18,19 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from structured_voronoi.baselines.fudge import Fudge
-from structured_voronoi.controls.classifier import Classifier
-from structured_voronoi.core.contracts import Info, Sampler, Start, Target, is_independent, merge_infos
+from structured_voronoi.controls.labels import label
+from structured_voronoi.core.contracts import Sampler, Start, Target, is_independent
+from structured_voronoi.core.info import Info, merge_infos
 from structured_voronoi.engine.sampling import start_chains
 from structured_voronoi.experiments.control.guiding import measure_guided
 from structured_voronoi.lookahead.lookahead import Lookahead
 from structured_voronoi.models.encoder_judge import load_judge
 from structured_voronoi.models.prefix_classifier import PrefixClassifier
 from structured_voronoi.samplers.registry import text_sampler
-from structured_voronoi.targets.controlled import Controlled
-from structured_voronoi.targets.language_model import LanguageModel
-from structured_voronoi.workers.side_by_side import side_by_side
+from structured_voronoi.targets.controlled import ControlledTarget
+from structured_voronoi.targets.language_model import load
+from structured_voronoi.targets.text import TextTarget
+from structured_voronoi.workers.parallel import map_tasks
 
 FUDGE_LEAST = 1e-4
 """Of the 200 most probable tokens FUDGE's predictor is asked about those at least so probable: a BiLSTM is slow."""
@@ -87,7 +89,7 @@ def draw_all(
     tasks: Sequence[DrawTask], what: str, folders: TaskFolders, progress: bool, workers: int | None
 ) -> list[Draws]:
     """The draws of every task, side by side."""
-    return side_by_side(partial(draw_texts, folders=folders), tasks, what, progress, workers)
+    return map_tasks(partial(draw_texts, folders=folders), tasks, what, progress, workers)
 
 
 def draw_texts(task: DrawTask, folders: TaskFolders) -> Draws:
@@ -103,7 +105,7 @@ def _kept_draws(task: DrawTask, folders: TaskFolders) -> Draws:
         kept: Draws = json.loads(path.read_text(encoding="utf-8"))
         return kept
     target, weight = _controlled(task, folders, task.prompt), task.setting.weight
-    model = target.model
+    model = target.text
     begun, pilot, share = time.process_time(), 0.0, None
     if task.method == "guided":
         lookahead = _fit_lookahead(replace(task, prompt="", count=0), folders)
@@ -145,14 +147,14 @@ def _file_name(task: DrawTask, sampler: Sampler) -> str:
 
 
 @cache
-def _language_model(folder: str, length: int) -> LanguageModel:
-    return LanguageModel.load(folder, length=length)
+def _language_model(folder: str, length: int) -> TextTarget:
+    return TextTarget(load(folder), max_tokens=length)
 
 
-def _controlled(task: DrawTask, folders: TaskFolders, prompt: str) -> Controlled:
-    model = _language_model(folders.model, task.length)
-    guide = Classifier.load(folders.guide, task.target)
-    return Controlled(model.with_prompt(prompt) if prompt else model, {guide: task.setting.weight})
+def _controlled(task: DrawTask, folders: TaskFolders, prompt: str) -> ControlledTarget:
+    text = _language_model(folders.model, task.length)
+    guide = label(folders.guide, task.target, weight=task.setting.weight)
+    return (text.with_prompt(prompt) if prompt else text).under([guide])
 
 
 @lru_cache(maxsize=1)
@@ -167,7 +169,7 @@ _judge = cache(load_judge)
 def _make_sampler(task: DrawTask, folders: TaskFolders) -> Sampler:
     if task.method == "fudge":
         predictor = partial(PrefixClassifier.load(Path(folders.prefix)).log_prob, label=task.target)
-        return Fudge(predictor, task.setting.weight, least=FUDGE_LEAST)
+        return Fudge(predictor, task.setting.weight, min_probability=FUDGE_LEAST)
     sampler: Any = text_sampler(task.method)
     changes = {"step_size": task.setting.step_size} if hasattr(sampler, "step_size") else {}
     if task.method == "svs-paper":

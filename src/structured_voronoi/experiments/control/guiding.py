@@ -11,7 +11,7 @@ from structured_voronoi.metrics.weights import effective_share, find_caps
 from structured_voronoi.problem.drawing import log_bound
 from structured_voronoi.problem.problem import bind
 from structured_voronoi.samplers.rejection import Rejection
-from structured_voronoi.targets.controlled import Controlled
+from structured_voronoi.targets.controlled import ControlledTarget
 
 TOLERANCE = 0.003
 
@@ -23,12 +23,12 @@ class FittedGuided(NamedTuple):
     """Effective share of the proposals."""
 
 
-def fit_guided(target: Controlled, texts: int, seed: int) -> FittedGuided:
+def fit_guided(target: ControlledTarget, texts: int, seed: int) -> FittedGuided:
     """With a lookahead that learnt from so many texts, and was measured on half as many."""
     return measure_guided(Lookahead.fit(target, texts, seed), target, texts, seed)
 
 
-def measure_guided(lookahead: Lookahead, target: Controlled, texts: int, seed: int) -> FittedGuided:
+def measure_guided(lookahead: Lookahead, target: ControlledTarget, texts: int, seed: int) -> FittedGuided:
     """With a lookahead, of this target or of one like it, whose weights are measured on half as many texts."""
     problem = bind(target)
     rng = Rng(seed, max(256, texts // 2), "guiding", problem.device)

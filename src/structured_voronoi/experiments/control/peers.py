@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from structured_voronoi.baselines.smc import Particles
-from structured_voronoi.targets.controlled import Controlled
+from structured_voronoi.targets.controlled import ControlledTarget
 
 
 def is_installed() -> bool:
@@ -25,17 +25,17 @@ def is_installed() -> bool:
 class Peer:
     """genlm-control's SMC with systems of so many particles, for a target without prompt, suffix or end."""
 
-    def __init__(self, target: Controlled, particles: int, threshold: float) -> None:
+    def __init__(self, target: ControlledTarget, particles: int, threshold: float) -> None:
         from genlm.backend.llm import AsyncTransformer
         from genlm.control import SMC, direct_token_sampler
 
         self.target, self.particles, self.threshold = target, particles, threshold
         model = target.model
-        backend = AsyncTransformer(model.model, model.tokenizer, batch_size=particles)
+        backend = AsyncTransformer(model.network, model.tokenizer, batch_size=particles)
         first = model.tokenizer.bos_token_id
         first = model.tokenizer.eos_token_id if first is None else first
         masked, critic = _make_potentials()
-        self._backend, self._tokens = backend, masked(backend, [first], model.allowed)
+        self._backend, self._tokens = backend, masked(backend, [first], target.allowed)
         self._smc = SMC(direct_token_sampler(self._tokens), critic(self._tokens.vocab, target))
 
     def run(self, systems: int, seed: int) -> Particles:
@@ -85,7 +85,7 @@ def _make_potentials() -> tuple[Any, Any]:
     class Critic(Potential):  # type: ignore[misc]
         """The weighted scores of whole texts."""
 
-        def __init__(self, vocabulary: list[Any], target: Controlled) -> None:
+        def __init__(self, vocabulary: list[Any], target: ControlledTarget) -> None:
             super().__init__(vocabulary)
             self.target = target
 
@@ -101,7 +101,7 @@ def _make_potentials() -> tuple[Any, Any]:
         async def batch_complete(self, contexts: list[list[Any]]) -> np.ndarray:
             tokens = torch.tensor([[token.token_id for token in context] for context in contexts])
             scores = self.target.control_log_probs(tokens)
-            total = sum(weight * scores[control].double() for control, weight in self.target.controls.items() if weight)
+            total = sum(weight * scores[name].double() for name, weight in self.target.weights.items() if weight)
             return np.asarray(total)
 
     return Masked, Critic

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 from structured_voronoi.experiments.control.methods import ComparisonSettings
 from structured_voronoi.experiments.control.task import ClassifierRecipes
-from structured_voronoi.models.prefix_classifier import PrefixRecipe
+from structured_voronoi.models.prefix_classifier import PrefixSettings
 
 
 def _make_recipes() -> ClassifierRecipes:
     """No probe, which reads hidden states and guides nothing; a small predictor, which FUDGE asks about 200 tokens."""
-    predictor = PrefixRecipe(embedding=128, hidden=128, layers=1, epochs=3.0)
+    predictor = PrefixSettings(embedding=128, hidden=128, layers=1, epochs=3.0)
     return ClassifierRecipes(probe=None, prefix=predictor, prefix_texts=40_000)
 
 

@@ -26,7 +26,7 @@ from structured_voronoi.experiments.control.rare_race import RACERS, race
 from structured_voronoi.experiments.control.task import ClassifierRecipes
 from structured_voronoi.experiments.report import COLOURS, new_figure, table, write_report
 from structured_voronoi.experiments.text.models import TextSettings, model_name, prepare_model, report_name
-from structured_voronoi.workers.side_by_side import side_by_side
+from structured_voronoi.workers.parallel import map_tasks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,11 +76,11 @@ def run(settings: Settings, out: Path) -> list[Path]:
     budget = replace(settings.budget, length=settings.text.length, weighted=settings.runs, seed=settings.seed)
     models = _prepare_models(settings)
     work = partial(measure_costs, models=models, budget=budget)
-    measured = side_by_side(work, settings.cases, "costs", progress, settings.workers)
+    measured = map_tasks(work, settings.cases, "costs", progress, settings.workers)
     tasks = [
         (case, Truth(*found["truth"]), method) for case, found in _race_cases(settings, measured) for method in RACERS
     ]
-    raced = side_by_side(partial(race, models=models, budget=budget), tasks, "race", progress, settings.workers)
+    raced = map_tasks(partial(race, models=models, budget=budget), tasks, "race", progress, settings.workers)
     results = {"runs": settings.runs, "seed": settings.seed, "model": model_name(data), "cases": measured}
     results |= {"race": raced, "race_seconds": budget.race_seconds}
     name = report_name("rare", data)

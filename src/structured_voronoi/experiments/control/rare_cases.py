@@ -13,14 +13,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from structured_voronoi.baselines.smc import Particles, resampled
-from structured_voronoi.controls.classifier import Classifier
+from structured_voronoi.controls.labels import label
 from structured_voronoi.controls.predicate import Predicate
+from structured_voronoi.controls.texts import keyword, regex
 from structured_voronoi.core.contracts import Control
 from structured_voronoi.core.streams import Rng
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.samplers.rejection import Rejection, Tries
-from structured_voronoi.targets.controlled import Controlled
-from structured_voronoi.targets.language_model import LanguageModel
+from structured_voronoi.targets.controlled import ControlledTarget
+from structured_voronoi.targets.language_model import load
+from structured_voronoi.targets.text import TextTarget
 
 FOOD = "Italian"
 GUIDED, REJECTION, CHAINS, SMC, BOOTSTRAP, FUDGE = "guided", "rejection", "svs+refresh", "smc", "bootstrap smc", "fudge"
@@ -47,19 +49,19 @@ class Case:
             return f"food={FOOD}@{self.weight:g}, {', '.join(self.words)}"
         return f"{'three of ' if self.kind == 'black box' else ''}{', '.join(self.words)}"
 
-    def controls(self, guide: str) -> dict[Control, float]:
-        """The controls and their weights; ``guide`` is the classifier of food, by name or folder."""
+    def controls(self, guide: str) -> list[Control]:
+        """The controls; ``guide`` is the classifier of food, by name or folder."""
         if self.kind == "words":
-            return {Predicate.keyword(word): 1.0 for word in self.words}
+            return [keyword(word) for word in self.words]
         if self.kind == "pattern":
-            return {Predicate.regex(self.words[0]): 1.0}
+            return [regex(self.words[0])]
         if self.kind == "black box":
-            return {Predicate(partial(_holds_three, self.words), self.name): 1.0}
-        food: dict[Control, float] = {Classifier.load(guide, FOOD): self.weight}
+            return [Predicate(partial(_holds_three, self.words), self.name)]
+        food: list[Control] = [label(guide, FOOD, weight=self.weight)]
         if self.kind == "classifier":
             return food
-        keyword, word = self.words
-        return {**food, Predicate.keyword(keyword): 1.0, Predicate.regex(rf"(?i)\b{word}\b"): 1.0}
+        first, second = self.words
+        return [*food, keyword(first), regex(rf"(?i)\b{second}\b")]
 
 
 def _holds_three(words: tuple[str, ...], text: str) -> bool:
@@ -74,8 +76,8 @@ class Models(NamedTuple):
     prefix: str | None
     """FUDGE's predictor of food, if there is one."""
 
-    def target(self, case: Case, length: int) -> Controlled:
-        return Controlled(LanguageModel.load(self.model, length=length), case.controls(self.guide))
+    def target(self, case: Case, length: int) -> ControlledTarget:
+        return TextTarget(load(self.model), max_tokens=length).under(case.controls(self.guide))
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ class Truth(NamedTuple):
 
 
 def share_satisfied(
-    target: Controlled, tokens: Int[Tensor, "text n"], weight: Float[Tensor, " text"] | None = None
+    target: ControlledTarget, tokens: Int[Tensor, "text n"], weight: Float[Tensor, " text"] | None = None
 ) -> float:
     """The share of texts, by weight if they have any, to which every control gives more than ½."""
     scores = target.control_log_probs(tokens)

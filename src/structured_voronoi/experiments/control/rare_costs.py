@@ -44,7 +44,7 @@ from structured_voronoi.models.prefix_classifier import PrefixClassifier
 from structured_voronoi.problem.drawing import log_bound
 from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.samplers.registry import text_sampler
-from structured_voronoi.targets.controlled import Controlled
+from structured_voronoi.targets.controlled import ControlledTarget
 
 AT_A_TIME = 256
 """Weighted texts that are drawn at a time."""
@@ -118,7 +118,7 @@ def _absent(method: str, note: str) -> Row:
     return {"method": method, "note": note}
 
 
-def _rejection_row(target: Controlled, budget: Budget, probability: float) -> Row:
+def _rejection_row(target: ControlledTarget, budget: Budget, probability: float) -> Row:
     """Accepted tries where there were enough; else 1/P tries, each as long as a measured one."""
     begun = process_time()
     drawn = [draw_tries(bind(target), budget.seed, wave) for wave in range(-(-budget.tries // WAVE))]
@@ -129,7 +129,7 @@ def _rejection_row(target: Controlled, budget: Budget, probability: float) -> Ro
     return _row(REJECTION, 1 / probability, seconds_each, note="extrapolated")
 
 
-def _chain_row(target: Controlled, budget: Budget, truth: Truth, probability: float) -> Row:
+def _chain_row(target: ControlledTarget, budget: Budget, truth: Truth, probability: float) -> Row:
     """The second half of a run, by the effective samples of its energy; the search for a start and the first half are
     its pilot."""
     if probability < budget.chain_rate:
@@ -157,13 +157,15 @@ def _chain_row(target: Controlled, budget: Budget, truth: Truth, probability: fl
     return _row(CHAINS, count / effective, seconds / count, pilot, gap=gap)
 
 
-def _smc_row(method: str, sampler: smc.SMC, target: Controlled, budget: Budget, truth: Truth, pilot: float) -> Row:
+def _smc_row(
+    method: str, sampler: smc.SMC, target: ControlledTarget, budget: Budget, truth: Truth, pilot: float
+) -> Row:
     begun = process_time()
     found = sampler.run(target, Rng(budget.seed, budget.systems, f"rare {method}"))
     return _particle_row(method, found, process_time() - begun, pilot, target, truth, budget.seed)
 
 
-def _genlm_row(target: Controlled, budget: Budget, truth: Truth) -> Row:
+def _genlm_row(target: ControlledTarget, budget: Budget, truth: Truth) -> Row:
     if not is_installed():
         return _absent(GENLM, "not installed")
     peer, begun = Peer(target, budget.particles, budget.threshold), process_time()
@@ -172,7 +174,7 @@ def _genlm_row(target: Controlled, budget: Budget, truth: Truth) -> Row:
 
 
 def _particle_row(
-    method: str, found: smc.Particles, seconds: float, pilot: float, target: Controlled, truth: Truth, seed: int
+    method: str, found: smc.Particles, seconds: float, pilot: float, target: ControlledTarget, truth: Truth, seed: int
 ) -> Row:
     """An effective text is a distinct one among those of all systems after their last resampling."""
     count = found.log_weight.numel()
@@ -185,7 +187,7 @@ def _particle_row(
     return _row(method, count / distinct, seconds / count, pilot, distinct=distinct, texts=kept, gap=gap, met=met)
 
 
-def _fudge_row(case: Case, models: Models, target: Controlled, budget: Budget, truth: Truth) -> Row:
+def _fudge_row(case: Case, models: Models, target: ControlledTarget, budget: Budget, truth: Truth) -> Row:
     """One evaluation a text, and many questions to the predictor. Not exact: its energy is what to look at."""
     if case.kind != "classifier":
         return _absent(FUDGE, "there is no predictor of prefixes for this")
@@ -193,7 +195,7 @@ def _fudge_row(case: Case, models: Models, target: Controlled, budget: Budget, t
         return _absent(FUDGE, "no predictor of prefixes; `svs reproduce topic --data` trains one")
     predictor = partial(PrefixClassifier.load(Path(models.prefix)).log_prob, label=FOOD)
     count, begun = budget.particles * budget.slow_systems, process_time()
-    state, info = next(start_chains(target, Fudge(predictor, case.weight, least=FUDGE_LEAST), count, budget.seed))
+    state, info = next(start_chains(target, Fudge(predictor, case.weight, min_probability=FUDGE_LEAST), count, budget.seed))
     seconds = process_time() - begun
     gap, met = truth.gap(info.energy.double().numpy()), share_satisfied(target, state.tokens)
     distinct = count_distinct(state.tokens)

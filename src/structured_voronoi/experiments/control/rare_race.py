@@ -31,7 +31,7 @@ from structured_voronoi.experiments.control.rare_cases import (
 from structured_voronoi.lookahead.lookahead import Lookahead
 from structured_voronoi.problem.problem import bind
 from structured_voronoi.samplers.guided import Guided
-from structured_voronoi.targets.controlled import Controlled
+from structured_voronoi.targets.controlled import ControlledTarget
 
 RACERS = (GUIDED, REJECTION, SMC, BOOTSTRAP, GENLM)
 
@@ -61,7 +61,7 @@ def race(task: tuple[Case, Truth, str], models: Models, budget: Budget) -> dict[
     return {**row, "gap": truth.gap(energy.mean(-1).numpy()), "met": share_satisfied(target, texts)}
 
 
-def _start(method: str, target: Controlled, budget: Budget) -> More:
+def _start(method: str, target: ControlledTarget, budget: Budget) -> More:
     """What a method learns first is learnt here, on other random numbers than the truth that it is measured by."""
     problem, seed = bind(target), budget.seed + 1
     if method == REJECTION:

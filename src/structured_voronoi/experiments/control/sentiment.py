@@ -21,7 +21,7 @@ from structured_voronoi.experiments.report import write_report
 from structured_voronoi.experiments.text.models import TextSettings, model_name, prepare_model, report_name
 from structured_voronoi.metrics.classification import classification_report
 from structured_voronoi.models.corpora import Labelled, labelled_texts
-from structured_voronoi.models.encoder_judge import EncoderRecipe, load_judge
+from structured_voronoi.models.encoder_judge import EncoderSettings, load_judge
 
 POSITIVE = "1"
 PROMPTS = (
@@ -41,7 +41,7 @@ class Settings:
     data: str | None = None
     """A folder with the SST-2 files."""
     model: str | None = None
-    """A pretrained model, as `LanguageModel.load` takes it."""
+    """A pretrained model, as `TextTarget.load` takes it."""
     progress: bool = True
     workers: int | None = None
     text: TextSettings = field(default_factory=TextSettings)
@@ -51,7 +51,7 @@ class Settings:
     """In place of the last two, with a pretrained model."""
     prompts: tuple[str, ...] = PROMPTS
     least_texts: int = 4
-    encoder: EncoderRecipe = field(default_factory=EncoderRecipe)
+    encoder: EncoderSettings = field(default_factory=EncoderSettings)
     """The judge of texts of a pretrained model."""
 
 

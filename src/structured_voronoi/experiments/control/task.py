@@ -19,13 +19,13 @@ from structured_voronoi.metrics.classification import classification_report
 from structured_voronoi.models.cache import cached_judge
 from structured_voronoi.models.classifier_reading import predicted_labels
 from structured_voronoi.models.classifier_training import train_classifier
-from structured_voronoi.models.classifiers import ClassifierRecipe
+from structured_voronoi.models.classifiers import ClassifierSettings
 from structured_voronoi.models.corpora import Labelled
-from structured_voronoi.models.encoder_judge import EncoderRecipe, load_judge
+from structured_voronoi.models.encoder_judge import EncoderSettings, load_judge
 from structured_voronoi.models.folders import cache_folder
 from structured_voronoi.models.judge import Judge
 from structured_voronoi.models.loading import load_model
-from structured_voronoi.models.prefix_classifier import PrefixRecipe, train_prefix_classifier
+from structured_voronoi.models.prefix_classifier import PrefixSettings, train_prefix_classifier
 
 Splits = dict[str, Labelled]
 """Texts to learn from ("train") and to test by ("test")."""
@@ -35,10 +35,10 @@ Splits = dict[str, Labelled]
 class ClassifierRecipes:
     """How the classifiers of a task are trained."""
 
-    guide: ClassifierRecipe = field(default_factory=lambda: ClassifierRecipe(kind="light", epochs=3.0))
-    probe: ClassifierRecipe | None = field(default_factory=lambda: ClassifierRecipe(kind="probe", epochs=5.0))
+    guide: ClassifierSettings = field(default_factory=lambda: ClassifierSettings(kind="light", epochs=3.0))
+    probe: ClassifierSettings | None = field(default_factory=lambda: ClassifierSettings(kind="probe", epochs=5.0))
     """None where it is left out: it guides nothing, and reads the hidden states of the language model."""
-    prefix: PrefixRecipe = field(default_factory=lambda: PrefixRecipe(epochs=1.0))
+    prefix: PrefixSettings = field(default_factory=lambda: PrefixSettings(epochs=1.0))
     probe_texts: int = 8_000
     """BiLSTMs are slow on a processor: the probe and FUDGE's predictor learn from a part of the texts."""
     prefix_texts: int = 12_000
@@ -52,7 +52,7 @@ def prepare_task(
     recipes: ClassifierRecipes,
     length: int,
     progress: bool,
-    encoder: EncoderRecipe | None = None,
+    encoder: EncoderSettings | None = None,
 ) -> tuple[TaskFolders, dict[str, Any]]:
     """The task, and how well its classifiers do on the test split, whole texts and texts cut to ``length`` tokens.
 
@@ -138,10 +138,12 @@ def _thin_out(split: Labelled, count: int) -> Labelled:
 
 
 def _train_classifier(
-    train: Labelled, test: Labelled, model: str, out: Path, recipe: ClassifierRecipe, length: int, progress: bool
+    train: Labelled, test: Labelled, model: str, out: Path, recipe: ClassifierSettings, length: int, progress: bool
 ) -> dict[str, Any]:
     loaded = load_model(model)
-    with progress_bar(recipe.steps(len(train.texts)), progress, f"training {out.name} ({recipe.kind})") as tick:
+    with progress_bar(
+        recipe.steps(len(train.texts)), progress, f"training {out.name} ({recipe.kind})", stage="training"
+    ) as tick:
         trained = train_classifier(train.texts, train.labels, loaded, out, recipe, tick)
     labels = sorted(set(train.labels))
     report = {"parameters": trained["parameters"], "texts": len(train.texts)}
@@ -151,7 +153,7 @@ def _train_classifier(
 
 
 def _train_prefix(
-    train: Labelled, test: Labelled, model: str, out: Path, recipe: PrefixRecipe, length: int, progress: bool
+    train: Labelled, test: Labelled, model: str, out: Path, recipe: PrefixSettings, length: int, progress: bool
 ) -> dict[str, Any]:
     loaded = load_model(model)
 
@@ -159,7 +161,7 @@ def _train_prefix(
         rows: list[list[int]] = loaded.tokenizer(split.texts, add_special_tokens=False)["input_ids"]
         return rows
 
-    with progress_bar(recipe.steps(len(train.texts)), progress, "training FUDGE's predictor") as tick:
+    with progress_bar(recipe.steps(len(train.texts)), progress, "training FUDGE's predictor", stage="training") as tick:
         classifier = train_prefix_classifier(encode(train), train.labels, len(loaded.tokenizer), recipe, tick)
     classifier.save(out)
     rows = encode(test)
@@ -171,9 +173,11 @@ def _train_prefix(
     return report
 
 
-def _fine_tuned_judge(name: str, texts: Labelled, recipe: EncoderRecipe, progress: bool) -> Path:
+def _fine_tuned_judge(name: str, texts: Labelled, recipe: EncoderSettings, progress: bool) -> Path:
     """The folder of the encoder that judges; it does not depend on the language model and is not trained for each."""
-    with progress_bar(recipe.steps(len(texts.texts)), progress, f"training the judge ({recipe.base})") as tick:
+    with progress_bar(
+        recipe.steps(len(texts.texts)), progress, f"training the judge ({recipe.base})", stage="training"
+    ) as tick:
         return cached_judge(name, texts, recipe, tick)
 
 

@@ -29,7 +29,7 @@ class Settings:
     data: str | None = None
     """A folder with the E2E files."""
     model: str | None = None
-    """A model that writes such reviews, as `LanguageModel.load` takes it; else a small one is trained on the data."""
+    """A model that writes such reviews, as `TextTarget.load` takes it; else a small one is trained on the data."""
     progress: bool = True
     workers: int | None = None
     text: TextSettings = field(default_factory=TextSettings)

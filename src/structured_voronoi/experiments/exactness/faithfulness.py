@@ -16,7 +16,7 @@ from structured_voronoi.verify.round_trips import round_trip
 from structured_voronoi.verify.stationary import stationarity
 from structured_voronoi.verify.truths import random_target
 from structured_voronoi.verify.twins import ColdMomentum, DividedBySquare, OutwardOnly
-from structured_voronoi.workers.side_by_side import side_by_side
+from structured_voronoi.workers.parallel import map_tasks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,7 +82,7 @@ def run(settings: Settings, out: Path) -> list[Path]:
     tasks += [("closed", number) for number in range(len(settings.closed_walls))]
     tasks += [("motion", number) for number in range(len(settings.precisions))]
     work = partial(_check, settings=settings)
-    rows = side_by_side(work, tasks, "faithfulness", settings.progress, settings.workers)
+    rows = map_tasks(work, tasks, "faithfulness", settings.progress, settings.workers)
     parts = {kind: [row for task, row in zip(tasks, rows, strict=True) if task[0] == kind] for kind, _ in tasks}
     results = {"chains": settings.runs, "steps": settings.steps, "seed": settings.seed, **parts}
     return write_report(out, "faithfulness", results, _markdown(results), {"faithfulness": _picture(parts["open"])})

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from structured_voronoi.controls.classifier import Classifier
 from structured_voronoi.controls.predicate import Predicate
+from structured_voronoi.controls.texts import keyword, regex
 from structured_voronoi.core.contracts import Choose, Control, Pattern, Redrawn, Sampler, is_independent
 from structured_voronoi.experiments.exactness.guided import GUIDED, GUIDED_TWINS, guided_samplers
 from structured_voronoi.experiments.report import table, write_report
@@ -24,12 +25,12 @@ from structured_voronoi.samplers.pncg import PNCG
 from structured_voronoi.samplers.refresh import Refresh
 from structured_voronoi.samplers.rejection import Rejection
 from structured_voronoi.samplers.svs import SVS
-from structured_voronoi.targets.controlled import Controlled
-from structured_voronoi.targets.language_model import LanguageModel
+from structured_voronoi.targets.language_model import load
 from structured_voronoi.targets.tabular import AutoregressiveTable
+from structured_voronoi.targets.text import TextTarget
 from structured_voronoi.verify.stationary import stationarity
 from structured_voronoi.verify.twins import OutwardOnly
-from structured_voronoi.workers.side_by_side import side_by_side
+from structured_voronoi.workers.parallel import map_tasks
 
 PROMPT, LENGTH = "The Old Mill is a", 4
 WORDS = (" cheap", " expensive", " pub", " restaurant", " diner", " place", " and", " a")
@@ -53,7 +54,7 @@ def _samplers() -> dict[str, Sampler]:
 def _controlled_samplers() -> dict[str, Sampler]:
     plain = _samplers()
     names = ("svs", "refresh", "svs+refresh", "twin: outward only")
-    return {name: plain[name] for name in names} | {"rejection": Rejection(wave=4096)}
+    return {name: plain[name] for name in names} | {"rejection": Rejection(batch_size=4096)}
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,8 @@ def score_pubs(text: str) -> float:
 
 def controls() -> dict[str, Control]:
     return {
-        "keyword": Predicate.keyword("pub"),
-        "regex": Predicate.regex("cheap.*place|a$"),
+        "keyword": keyword("pub"),
+        "regex": regex("cheap.*place|a$"),
         "classifier": Classifier.load("price", "expensive"),
         "black box": Predicate(score_pubs, "pubs"),
     }
@@ -89,9 +90,9 @@ def controls() -> dict[str, Control]:
 class ListedTexts(AutoregressiveTable):
     """A table that also knows what a lookahead reads: hidden states, the tokens' spelling, the control by its name."""
 
-    def __init__(self, model: LanguageModel, tokens: Int[Tensor, " token"], control: Control | None) -> None:
+    def __init__(self, model: TextTarget, tokens: Int[Tensor, " token"], control: Control | None) -> None:
         texts = tokens[torch.cartesian_prod(*[torch.arange(len(tokens))] * model.length)]
-        target = model if control is None else Controlled(model, {control: 1.0})
+        target = model if control is None else model.under([control])
         shape = (len(tokens),) * model.length
         log_prob, hidden = (part.double() for part in model.log_prob_and_guide(texts))
         total, guide = (part.double() for part in target.log_prob_and_guide(texts))
@@ -127,10 +128,9 @@ class ListedTexts(AutoregressiveTable):
 @cache
 def tabulated(control: str = NO_CONTROL, words: tuple[str, ...] = WORDS) -> ListedTexts:
     """All texts of the words, scored once by the model and a control, with its own guidance; float64 from here on."""
-    loaded = LanguageModel.load("bundled", length=LENGTH)
-    tokens = torch.tensor([loaded.tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in words])
-    model = LanguageModel(loaded.model, loaded.tokenizer, PROMPT, LENGTH, allowed=tokens.tolist())
-    return ListedTexts(model, tokens, controls().get(control))
+    model = load("bundled")
+    tokens = torch.tensor([model.tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in words])
+    return ListedTexts(TextTarget(model, PROMPT, LENGTH, allowed=tokens.tolist()), tokens, controls().get(control))
 
 
 @cache
@@ -146,7 +146,7 @@ def run(settings: Settings, out: Path) -> list[Path]:
     tasks += [(control, sampler) for control in controls() for sampler in settings.controlled_samplers.items()]
     tasks += [(control, (name, None)) for control in controls() for name in settings.guided]
     work = partial(_check, settings=settings)
-    rows = side_by_side(work, tasks, "truth", settings.progress, settings.workers)
+    rows = map_tasks(work, tasks, "truth", settings.progress, settings.workers)
     results: dict[str, Any] = {"runs": settings.runs, "seed": settings.seed, "steps": settings.steps}
     results |= {"prompt": PROMPT, "words": settings.words, "guided_steps": settings.guided_steps, "rows": rows}
     return write_report(out, "truth", results, _markdown(results), {})

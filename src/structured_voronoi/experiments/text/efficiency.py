@@ -24,8 +24,9 @@ from structured_voronoi.samplers.gwg import GibbsWithGradients
 from structured_voronoi.samplers.pncg import PNCG
 from structured_voronoi.samplers.refresh import Refresh
 from structured_voronoi.samplers.svs import SVS
-from structured_voronoi.targets.language_model import LanguageModel
-from structured_voronoi.workers.side_by_side import side_by_side
+from structured_voronoi.targets.language_model import load
+from structured_voronoi.targets.text import TextTarget
+from structured_voronoi.workers.parallel import map_tasks
 
 
 def _svs_grid() -> list[SVS]:
@@ -75,7 +76,7 @@ def run(settings: Settings, out: Path) -> list[Path]:
 
     def follow_all(tasks: list[tuple[str, Sampler]], what: str, runs: int, seed: int) -> list[dict[str, Any]]:
         work = partial(_follow, model=model, runs=runs, seed=seed, settings=settings)
-        return side_by_side(work, tasks, what, settings.progress, settings.workers)
+        return map_tasks(work, tasks, what, settings.progress, settings.workers)
 
     runs, seed = settings.runs, settings.seed
     grids: dict[str, list[Any]] = {"svs": settings.svs_grid, **settings.other_grids}
@@ -102,7 +103,7 @@ def _best(rows: list[dict[str, Any]]) -> int:
 def _follow(task: tuple[str, Sampler], model: str, runs: int, seed: int, settings: Settings) -> dict[str, Any]:
     """One sampler until its chains have spent the budget on average."""
     label, sampler = task
-    target = LanguageModel.load(model, length=settings.text.length)
+    target = TextTarget(load(model), max_tokens=settings.text.length)
     first, info = next(start_chains(target, Ancestral(), runs, seed + 1))
     start, start_energy = first.tokens, info.energy.double().numpy()
     has_gradients = getattr(sampler, "guidance", None) == "full"
@@ -139,7 +140,7 @@ def _effective_samples(starts: np.ndarray, means: np.ndarray) -> Interval:
     return Interval(float(starts.var() / means.var()), *np.quantile(draws, (0.025, 0.975)).tolist())
 
 
-def _measure_gradient_cost(target: LanguageModel, tokens: Tensor) -> float:
+def _measure_gradient_cost(target: TextTarget, tokens: Tensor) -> float:
     """How much longer an evaluation with a backward pass takes, measured side by side."""
     ratios = []
     for _ in range(3):

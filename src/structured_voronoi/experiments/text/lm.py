@@ -16,8 +16,9 @@ from structured_voronoi.experiments.report import COLOURS, new_figure, table, wr
 from structured_voronoi.experiments.text.models import TextSettings, model_name, prepare_model, report_name
 from structured_voronoi.metrics.text import bootstrap_quantiles, perplexity, wasserstein
 from structured_voronoi.samplers.registry import text_sampler
-from structured_voronoi.targets.language_model import LanguageModel
-from structured_voronoi.workers.side_by_side import side_by_side
+from structured_voronoi.targets.language_model import load
+from structured_voronoi.targets.text import TextTarget
+from structured_voronoi.workers.parallel import map_tasks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,7 +62,7 @@ def run(settings: Settings, out: Path) -> list[Path]:
     tasks += [(name, settings.runs, settings.seed) for name in (*settings.steps, *settings.steps_from_random)]
     tasks += [("ancestral", settings.ancestral_texts, settings.seed + 1)]
     work = partial(_draw_texts, model=model, settings=settings)
-    *rows, others = side_by_side(work, tasks, "lm", settings.progress, settings.workers)
+    *rows, others = map_tasks(work, tasks, "lm", settings.progress, settings.workers)
     truth = np.array(rows[0]["perplexity"])
     for row in rows:
         row["wasserstein"] = wasserstein(truth, np.array(row["perplexity"]))
@@ -83,7 +84,7 @@ def _wasserstein_floor(truth: np.ndarray, others: np.ndarray, runs: int, sets: i
 def _draw_texts(task: tuple[str, int, int], model: str, settings: Settings) -> dict[str, Any]:
     """The perplexities of one sampler's last states, and what they cost."""
     name, count, seed = task
-    target = LanguageModel.load(model, length=settings.text.length)
+    target = TextTarget(load(model), max_tokens=settings.text.length)
     steps = ({"ancestral": 1} | settings.steps | settings.steps_from_random)[name]
     start: Start = "random" if name in settings.steps_from_random else None
     chains = start_chains(target, text_sampler(name), count, seed, start)

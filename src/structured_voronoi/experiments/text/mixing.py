@@ -22,8 +22,9 @@ from structured_voronoi.samplers.ancestral import Ancestral
 from structured_voronoi.samplers.cycle import Cycle
 from structured_voronoi.samplers.refresh import Refresh
 from structured_voronoi.samplers.registry import TEXT_DIMENSIONS, TEXT_SCALE, text_sampler
-from structured_voronoi.targets.language_model import LanguageModel
-from structured_voronoi.workers.side_by_side import side_by_side
+from structured_voronoi.targets.language_model import load
+from structured_voronoi.targets.text import TextTarget
+from structured_voronoi.workers.parallel import map_tasks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,8 +63,8 @@ def run(settings: Settings, out: Path) -> list[Path]:
     """Chains from ancestral texts, and a few from random tokens."""
     model = prepare_model(settings.data, settings.text.recipe, settings.progress)
     work = partial(_run_part, model=model, settings=settings)
-    by_part = dict(zip(PARTS, side_by_side(work, PARTS, "mixing", settings.progress, settings.workers), strict=True))
-    target, seed = LanguageModel.load(model, length=settings.text.length), settings.seed
+    by_part = dict(zip(PARTS, map_tasks(work, PARTS, "mixing", settings.progress, settings.workers), strict=True))
+    target, seed = TextTarget(load(model), max_tokens=settings.text.length), settings.seed
     truth = _draw_ancestral(target, settings.ancestral_texts, seed + 1)[1]
     others = _draw_ancestral(target, 10 * settings.runs, seed + 3)[1]
     results: dict[str, Any] = {"runs": settings.runs, "seed": seed, "model": model_name(settings.data)}
@@ -74,7 +75,7 @@ def run(settings: Settings, out: Path) -> list[Path]:
 
 
 def _run_part(part: str, model: str, settings: Settings) -> dict[str, Any]:
-    target = LanguageModel.load(model, length=settings.text.length)
+    target = TextTarget(load(model), max_tokens=settings.text.length)
     if part == "half":
         return _run_until_half_changed(target, settings)
     if part == "alone":
@@ -82,13 +83,13 @@ def _run_part(part: str, model: str, settings: Settings) -> dict[str, Any]:
     return _run_from_random(target, FROM_RANDOM[part], settings)
 
 
-def _draw_ancestral(target: LanguageModel, count: int, seed: int) -> tuple[Tensor, np.ndarray]:
+def _draw_ancestral(target: TextTarget, count: int, seed: int) -> tuple[Tensor, np.ndarray]:
     """Independent texts and their energies."""
     state, info = next(start_chains(target, Ancestral(), count, seed))
     return state.tokens, info.energy.double().numpy()
 
 
-def _run_until_half_changed(target: LanguageModel, settings: Settings) -> dict[str, Any]:
+def _run_until_half_changed(target: TextTarget, settings: Settings) -> dict[str, Any]:
     """SVS and Refresh from ancestral texts, until half of the tokens have been other ones at some time."""
     start, _ = _draw_ancestral(target, settings.runs, settings.seed + 2)
     chains = start_chains(target, SVS_AND_BLOCKS, settings.runs, settings.seed, start)
@@ -122,7 +123,7 @@ def _compare_energies(row: dict[str, Any], truth: np.ndarray, others: np.ndarray
     }
 
 
-def _run_svs_alone(target: LanguageModel, settings: Settings) -> dict[str, Any]:
+def _run_svs_alone(target: TextTarget, settings: Settings) -> dict[str, Any]:
     """SVS without refresh moves: the change of each chain's energy."""
     start, before = _draw_ancestral(target, settings.runs, settings.seed + 4)
     chains = start_chains(target, SVS_ALONE, settings.runs, settings.seed, start)
@@ -132,7 +133,7 @@ def _run_svs_alone(target: LanguageModel, settings: Settings) -> dict[str, Any]:
     return {"drift": float(change.mean()), "error": error, "changed": float((state.tokens != start).double().mean())}
 
 
-def _run_from_random(target: LanguageModel, sampler: Sampler, settings: Settings) -> dict[str, Any]:
+def _run_from_random(target: TextTarget, sampler: Sampler, settings: Settings) -> dict[str, Any]:
     """Mean energy by cost."""
     total = torch.zeros(settings.random_chains)
     costs, energies = [], []

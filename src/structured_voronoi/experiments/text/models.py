@@ -8,7 +8,7 @@ from pathlib import Path
 from structured_voronoi.core.progress import progress_bar
 from structured_voronoi.models.cache import cached_language_model
 from structured_voronoi.models.corpora import load_corpus
-from structured_voronoi.models.training import Recipe
+from structured_voronoi.models.training import TrainingSettings
 
 
 @dataclass(frozen=True)
@@ -17,16 +17,18 @@ class TextSettings:
 
     length: int = 20
     """Tokens of a text."""
-    recipe: Recipe = field(default_factory=lambda: Recipe(epochs=3.0))
+    recipe: TrainingSettings = field(default_factory=lambda: TrainingSettings(epochs=3.0))
     """Of a language model for the user's data: about twenty minutes on one core for E2E."""
 
 
-def prepare_model(data: str | None, recipe: Recipe, progress: bool) -> str:
-    """What `LanguageModel.load` takes; training on the user's data happens once, with progress."""
+def prepare_model(data: str | None, recipe: TrainingSettings, progress: bool) -> str:
+    """What `TextTarget.load` takes; training on the user's data happens once, with progress."""
     if data is None:
         return "bundled"
     corpus = load_corpus(data)
-    with progress_bar(recipe.steps(len(corpus.train)), progress, "training the language model") as tick:
+    with progress_bar(
+        recipe.steps(len(corpus.train)), progress, "training the language model", stage="training"
+    ) as tick:
         return str(cached_language_model(Path(data).resolve().name, corpus, recipe, tick))
 
 

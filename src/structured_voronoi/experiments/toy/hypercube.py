@@ -15,7 +15,7 @@ from structured_voronoi.experiments.toy.runs import divergence, independent_runs
 from structured_voronoi.experiments.toy.samplers import ToySampler, hmc, mucola, voronoi
 from structured_voronoi.metrics.divergence import Interval
 from structured_voronoi.targets.categorical import hypercube
-from structured_voronoi.workers.side_by_side import side_by_side
+from structured_voronoi.workers.parallel import map_tasks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,7 +49,7 @@ class Settings:
 def run(settings: Settings, out: Path) -> list[Path]:
     """JS divergence after a number of iterations, each sampler at its paper setting and at its best step."""
     work = partial(_run_dimension, settings=settings)
-    parts = side_by_side(work, settings.dimensions, "hypercube", settings.progress, settings.workers)
+    parts = map_tasks(work, settings.dimensions, "hypercube", settings.progress, settings.workers)
     rows: list[dict[str, Any]] = list(chain.from_iterable(parts))
     results = {
         "runs": settings.runs,

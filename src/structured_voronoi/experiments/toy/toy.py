@@ -31,7 +31,7 @@ from structured_voronoi.experiments.toy.samplers import (
     voronoi_as_printed,
 )
 from structured_voronoi.targets.categorical import toy
-from structured_voronoi.workers.side_by_side import side_by_side
+from structured_voronoi.workers.parallel import map_tasks
 
 Rows = list[dict[str, Any]]
 Grid = list[tuple[ToySampler, tuple[int, ...]]]
@@ -82,7 +82,7 @@ class Settings:
 def run(settings: Settings, out: Path) -> list[Path]:
     """All figures of the toy."""
     work = partial(_run_temperature, settings=settings)
-    parts = side_by_side(work, settings.temperatures, "toy", settings.progress, settings.workers)
+    parts = map_tasks(work, settings.temperatures, "toy", settings.progress, settings.workers)
     rows, iterations, elements = (list(chain.from_iterable(part)) for part in zip(*parts, strict=True))
     figures = {
         "toy_trajectory": trajectory_picture(),
