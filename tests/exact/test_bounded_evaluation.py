@@ -1,4 +1,4 @@
-"""What is promised about memory, rounding and wasted work, at the sizes of real vocabularies."""
+"""Bounds on memory, rounding and repeated evaluations at the sizes of real vocabularies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from structured_voronoi.models.loading import BUNDLED
 
 torch.set_num_threads(1)
 
-def peak():  # of this process alone: what getrusage says includes the process that started it
+def peak():  # getrusage would include the parent process
     lines = open("/proc/self/status").read().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
@@ -46,12 +46,12 @@ print(peak() - before)
 
 @pytest.mark.parametrize(("memory", "least", "most"), [(2**28, 0, 2**28), (2**40, 2**30, 2**40)])
 def test_logits_of_a_large_vocabulary_stay_within_the_bound(memory: int, least: int, most: int) -> None:
-    """64 texts of 64 tokens out of 50,257, energies and gradients; without the bound the check would fail."""
+    """Energies and gradients of 64 texts of 64 tokens out of 50,257; without the bound more memory is used."""
     done = subprocess.run([sys.executable, "-c", LOGITS, str(memory)], capture_output=True, text=True, check=True)
     assert least <= int(done.stdout) <= most
 
 
-def test_blocks_do_not_change_what_a_language_model_says() -> None:
+def test_language_models_do_not_depend_on_the_memory_bound() -> None:
     whole, parts = sv.load("bundled").target(max_tokens=9, suffix=" pub."), None
     parts = sv.LanguageModel(whole.model, whole.tokenizer).target(max_tokens=9, suffix=" pub.", memory=2**17)
     tokens = redraw(bind(whole), torch.full((24, 9), 300), 0, 9, torch.rand(24, 9, dtype=torch.float64)).tokens
@@ -60,8 +60,8 @@ def test_blocks_do_not_change_what_a_language_model_says() -> None:
         torch.testing.assert_close(mine, theirs, rtol=0, atol=2e-5)
 
 
-def test_the_jump_at_a_wall_keeps_its_digits() -> None:
-    """64 positions in 768 dimensions, float32: in nats, against float64; two sums would lose a thousandth."""
+def test_potential_change_is_accurate_in_single_precision() -> None:
+    """Against float64, with 64 positions in 768 dimensions; a difference of two sums is 50 times less accurate."""
     generator = torch.Generator().manual_seed(0)
     before, noise = (torch.randn(32, 64, 768, generator=generator) for _ in range(2))
     after = before.clone()
@@ -75,8 +75,8 @@ def test_the_jump_at_a_wall_keeps_its_digits() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_a_chain_computes_its_energies_in_one_way(dtype: str) -> None:
-    """What a redraw says of a text is what an evaluation says of it: in half precision by one and the same pass."""
+def test_redraws_and_evaluations_give_the_same_energies(dtype: str) -> None:
+    """In half precision both use the same pass through the model."""
     model = sv.load("bundled", dtype=dtype).target(max_tokens=12, suffix=" It is")
     levels = sv.Rng(1, 16).uniform(12)
     redrawn = redraw(bind(model), torch.full((16, 12), 300), 0, 12, levels)
@@ -86,7 +86,7 @@ def test_a_chain_computes_its_energies_in_one_way(dtype: str) -> None:
 
 
 class CountRows:
-    """How many rows go through a model's first layer from the beginning of a text."""
+    """Counts the texts that a model reads from their beginning."""
 
     def __init__(self, model: Any) -> None:
         self.rows = 0
@@ -97,8 +97,8 @@ class CountRows:
             self.rows += len(named["input_ids"])
 
 
-def test_ancestral_texts_are_decoded_once_each() -> None:
-    """64 texts are 64 rows: what they were drawn with is their score, too."""
+def test_ancestral_texts_are_decoded_once() -> None:
+    """64 texts are 64 rows: log-probabilities from drawing are the score."""
     model = sv.load("bundled").target(max_tokens=4)
     counted = CountRows(model.model)
     texts = [text for batch in TextRun(model, plan_texts(model, "ancestral"), seed=0).draw(64) for text in batch.texts]
@@ -115,12 +115,14 @@ def test_fudge_reads_each_text_once() -> None:
         places += named["input_ids"].numel()
 
     model.model.base_model.register_forward_pre_hook(count, with_kwargs=True)
-    sv.sample(model, sv.baselines.Fudge(lambda prefixes: torch.zeros(len(prefixes)), candidates=5), chains=8, draws=1, seed=0)
-    assert places == 8 * 6  # the beginning of the text, and five of the six drawn tokens
+    sv.sample(
+        model, sv.baselines.Fudge(lambda prefixes: torch.zeros(len(prefixes)), candidates=5), chains=8, draws=1, seed=0
+    )
+    assert places == 8 * 6  # the start token and five of six drawn tokens
 
 
 class CountProducts:
-    """How many rows are multiplied with a table."""
+    """Counts the rows that are multiplied with a table."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rows = 0
@@ -134,7 +136,7 @@ class CountProducts:
 
 
 def test_estimated_masses_multiply_each_distinct_row_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """16,384 positions of which 512 are distinct; the table of all draws and cells has no room."""
+    """16,384 positions of which 512 are distinct; the table of all draws and cells does not fit into memory."""
     generator = torch.Generator().manual_seed(0)
     cells = cells_of(torch.randn(600, 8, generator=generator), memory=2**21)
     draws = torch.randn(256, 8, generator=generator)

@@ -1,4 +1,4 @@
-"""COLD: what targets say of soft texts, its gradient, its texts, and that it claims nothing that it is not."""
+"""COLD: soft readings of targets, its gradient, its texts and its errors."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from torch import Tensor
 import structured_voronoi as sv
 from exact.test_language_models import FAMILIES, language_model, some_tokens
 from structured_voronoi.cli.ls import SAMPLERS
+from structured_voronoi.controls.texts import with_weight
 from structured_voronoi.core.contracts import Chains, SoftReading
 from structured_voronoi.core.streams import Rng
 from structured_voronoi.engine.plan import INEXACT, plan_texts
 from structured_voronoi.engine.text_chains import TextRun, closing_line
 from structured_voronoi.samplers.registry import TEXT_SAMPLERS, text_sampler
 from structured_voronoi.targets.tabular import AutoregressiveTable
-from structured_voronoi.verify.claims import cases
+from structured_voronoi.verify.checks import cases
 
 
 @cache
 def bundled(dtype: str = "float32", **settings: Any) -> sv.LanguageModel:
-    return sv.LanguageModel.load("bundled", dtype=dtype, **{"length": 6, **settings})
+    return sv.load("bundled", dtype=dtype).target(**{"length": 6, **settings})
 
 
-def italian(weight: float = 2.0, **settings: Any) -> sv.Controlled:
-    return sv.Controlled(bundled(**settings), {sv.controls.Classifier.load("food", "Italian"): weight})
+def italian(weight: float = 2.0, **settings: Any) -> sv.ControlledTargetTarget:
+    return bundled(**settings).under([sv.label("food", "Italian", weight=weight)])
 
 
 def certain(tokens: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Mixtures of two candidates of which the second is certain."""
+    """Mixtures of two candidates whose second one has weight 1."""
     candidates = torch.stack([tokens.roll(1, 0), tokens], dim=-1)
     weights = torch.zeros(candidates.shape, dtype=dtype)
     weights[..., 1] = 1
@@ -46,13 +47,13 @@ def tokens_of(target: Any, sampler: Any, chains: int, seed: int = 3) -> np.ndarr
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("suffix", ["", " by the river"])
-def test_what_is_certain_is_read_as_hard(name: str, suffix: str) -> None:
-    """Families with two tables among them: mixtures are of input embeddings, probabilities of the output's."""
+def test_certain_mixtures_are_read_as_hard_texts(name: str, suffix: str) -> None:
+    """Including untied models: mixtures of input embeddings, probabilities from output embeddings."""
     model = language_model(name, suffix=suffix, prompt="a small pub")
     check_certain(model, some_tokens(model))
 
 
-def test_what_is_certain_is_read_as_hard_under_control() -> None:
+def test_certain_mixtures_are_read_as_hard_texts_with_controls() -> None:
     target = italian(dtype="float64", ends=True)
     check_certain(target, some_tokens(target.model))
     table: Any = sv.verify.known_targets()["controlled"]
@@ -68,7 +69,7 @@ def check_certain(target: Any, tokens: Tensor) -> None:
 
 
 def mixtures(target: Any, rows: int = 3, count: int = 4) -> tuple[Tensor, Tensor]:
-    """Random logits of a few different candidates a position."""
+    """Random logits of a few distinct candidates at each position."""
     generator = torch.Generator().manual_seed(5)
     size = (rows, target.length, len(target.embeddings))
     candidates = torch.rand(size, generator=generator).argsort(-1)[..., :count]
@@ -76,11 +77,11 @@ def mixtures(target: Any, rows: int = 3, count: int = 4) -> tuple[Tensor, Tensor
 
 
 @pytest.mark.parametrize("kind", ["model", "table"])
-def test_the_gradient_is_that_of_moving_a_logit(kind: str) -> None:
-    """By central differences, with the model's probabilities held, as COLD has it."""
+def test_the_gradient_agrees_with_central_differences(kind: str) -> None:
+    """The probabilities of the model are held constant, as in COLD."""
     target: Any = italian(dtype="float64", suffix=" in the city") if kind == "model" else cold_table()
     logits, candidates = mixtures(target)
-    cold = sv.COLD(fluency=0.7)
+    cold = sv.baselines.COLD(fluency=0.7)
     reading = target.soft_reading(logits.softmax(-1), candidates)
     expected = reading.log_probs.gather(-1, candidates).softmax(-1)
 
@@ -102,19 +103,22 @@ def cold_table() -> Any:
     return sv.verify.known_targets()["controlled"]
 
 
-def test_texts_do_not_depend_on_the_chains_beside_them() -> None:
+def test_texts_do_not_depend_on_the_number_of_chains() -> None:
     target = italian()
-    assert (tokens_of(target, sv.COLD(iterations=4), 19)[:3] == tokens_of(target, sv.COLD(iterations=4), 3)).all()
+    assert (
+        tokens_of(target, sv.baselines.COLD(iterations=4), 19)[:3]
+        == tokens_of(target, sv.baselines.COLD(iterations=4), 3)
+    ).all()
 
 
-def test_texts_do_not_depend_on_the_memory() -> None:
+def test_texts_do_not_depend_on_the_memory_bound() -> None:
     table, narrow = cold_table(), cold_table()
     narrow.memory = 2000  # a block of 8 chains at a time
-    assert (tokens_of(table, sv.COLD(), 30) == tokens_of(narrow, sv.COLD(), 30)).all()
+    assert (tokens_of(table, sv.baselines.COLD(), 30) == tokens_of(narrow, sv.baselines.COLD(), 30)).all()
 
 
-def test_it_steers() -> None:
-    """Five times as many texts satisfy the control as of the model."""
+def test_controls_steer_the_texts() -> None:
+    """More than twice as many texts satisfy the control as of the model."""
     target = italian(4.0, length=20)
     (control,) = target.controls
 
@@ -124,19 +128,19 @@ def test_it_steers() -> None:
         return float((control.log_prob(tokens, []).exp() > 0.5).float().mean())
 
     assert success(target.model, sv.Ancestral(), 200) < 0.15
-    assert success(target, sv.COLD(), 32) > 0.35
+    assert success(target, sv.baselines.COLD(), 32) > 0.35
 
 
-def test_counts_and_energies_are_those_of_the_texts() -> None:
+def test_counts_and_energies_describe_the_texts() -> None:
     target = italian(suffix=" in the city")
-    state, info = next(Chains(sv.COLD(iterations=5), target, Rng(2, 4)))
+    state, info = next(Chains(sv.baselines.COLD(iterations=5), target, Rng(2, 4)))
     assert torch.allclose(info.energy, -target.log_prob(state.tokens), atol=1e-3)
     assert info.evaluations.tolist() == [8] * 4
     assert info.gradients.tolist() == [5] * 4
 
 
 class NotAllowed(AutoregressiveTable):
-    """A target that masks nothing itself."""
+    """A target that does not mask its conditionals."""
 
     def __init__(self) -> None:
         table = cold_table()
@@ -145,7 +149,7 @@ class NotAllowed(AutoregressiveTable):
 
 
 class WithoutNumbers(AutoregressiveTable):
-    """A target whose slope is no number."""
+    """A target whose slope is NaN."""
 
     def __init__(self) -> None:
         table = cold_table()
@@ -155,12 +159,12 @@ class WithoutNumbers(AutoregressiveTable):
         return super().soft_reading(weights, candidates)._replace(slope=torch.full_like(weights, torch.nan))
 
 
-def test_tokens_that_are_not_allowed_are_not_drawn() -> None:
-    assert set(np.unique(tokens_of(NotAllowed(), sv.COLD(), 200))) == {0, 2, 3}
+def test_only_allowed_tokens_are_drawn() -> None:
+    assert set(np.unique(tokens_of(NotAllowed(), sv.baselines.COLD(), 200))) == {0, 2, 3}
 
 
-def test_a_slope_without_numbers_stops_nothing_and_is_counted() -> None:
-    state, info = next(Chains(sv.COLD(iterations=5), WithoutNumbers(), Rng(2, 9)))
+def test_a_nonfinite_slope_is_counted() -> None:
+    state, info = next(Chains(sv.baselines.COLD(iterations=5), WithoutNumbers(), Rng(2, 9)))
     assert info.nonfinite.tolist() == [5] * 9
     assert ((state.tokens >= 0) & (state.tokens < 5)).all()
 
@@ -176,32 +180,33 @@ class Broadcast(WithoutNumbers):
 
 def test_targets_without_a_soft_reading_are_refused() -> None:
     table = cold_table()
-    with pytest.raises(sv.SamplingError, match=r"COLD needs .*soft_reading.* Unreadable has none; use another"):
-        tokens_of(Unreadable(table.embeddings, table.model), sv.COLD(), 2)
-    with pytest.raises(sv.SamplingError, match=r"COLD needs a target with `conditionals"):
-        tokens_of(sv.PottsTarget(side=2), sv.COLD(), 2)
-    with pytest.raises(sv.SamplingError, match=r"soft_reading's slope of Broadcast are \(1, 3, 1\) for 8 rows"):
-        tokens_of(Broadcast(), sv.COLD(), 2)
+    with pytest.raises(sv.SamplingError, match=r"soft_reading.* Unreadable has none"):
+        tokens_of(Unreadable(table.embeddings, table.model), sv.baselines.COLD(), 2)
+    with pytest.raises(sv.SamplingError, match="COLD needs a target with `conditionals"):
+        tokens_of(sv.PottsTarget(side=2), sv.baselines.COLD(), 2)
+    with pytest.raises(sv.SamplingError, match=r"slope of soft_reading of Broadcast has shape \(1, 3, 1\)"):
+        tokens_of(Broadcast(), sv.baselines.COLD(), 2)
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    "settings",
     [
-        ({"step_size": 0.0}, "step_size = 0.0"),
-        ({"noise": -1.0}, "noise = -1.0"),
-        ({"final_noise": float("nan")}, "final_noise = nan"),
-        ({"fluency": True}, "fluency = True"),
-        ({"iterations": 0}, "iterations = 0"),
-        ({"candidates": 2.5}, "candidates = 2.5"),
+        {"step_size": 0.0},
+        {"noise": -1.0},
+        {"final_noise": float("nan")},
+        {"fluency": True},
+        {"iterations": 0},
+        {"candidates": 2.5},
     ],
 )
-def test_impossible_settings_are_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(sv.SamplingError, match=said):
-        sv.COLD(**settings)
+def test_wrong_settings_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(sv.SamplingError) as caught:
+        sv.baselines.COLD(**settings)
+    assert [caught.value.argument] == list(settings)
 
 
 class Wide:
-    """A control whose gradient has one dimension too many."""
+    """A control whose gradient has a dimension too many."""
 
     name = "wide"
 
@@ -216,18 +221,18 @@ class Misspelt:
     name, log_prob, soft_logprob_and_grad = "misspelt", Wide.log_prob, Wide.soft_log_prob_and_grad
 
 
-def test_controls_that_do_not_fit_are_refused() -> None:
+def test_controls_with_wrong_gradients_or_names_are_refused() -> None:
     with pytest.raises(sv.SamplingError, match=r"gradient of the control wide has shape \(8, 6, 129\)"):
-        tokens_of(sv.Controlled(bundled(), {Wide(): 1.0}), sv.COLD(), 2)
+        tokens_of(bundled().under([Wide()]), sv.baselines.COLD(), 2)
     with pytest.raises(sv.SamplingError, match="did you mean `soft_log_prob_and_grad`"):
-        sv.Controlled(bundled(), {Misspelt(): 1.0})
+        bundled().under([Misspelt()])
 
 
-def test_it_does_not_claim_to_be_exact() -> None:
+def test_it_is_documented_as_not_exact() -> None:
     assert "cold" in INEXACT
     assert "not exact" in TEXT_SAMPLERS["cold"]
     assert "not exact" in SAMPLERS["COLD"]
-    assert [case.claims_exact for case in cases() if case.sampler == "cold"] == [False]
+    assert [case.exact for case in cases() if case.sampler == "cold"] == [False]
     plan = plan_texts(italian(), "cold")
     said = closing_line(list(TextRun(italian(), plan, seed=0).draw(2)), plan, italian().model)
     assert plan.sampler == text_sampler("cold")
@@ -235,10 +240,10 @@ def test_it_does_not_claim_to_be_exact() -> None:
     assert "tries accepted" not in said
 
 
-def test_controls_that_do_not_steer_it_are_named() -> None:
-    pub, chips = sv.controls.Predicate.keyword("pub"), sv.controls.Predicate.keyword("chips")
-    food = sv.controls.Classifier.load("food", "Italian")
-    mixed = sv.Controlled(bundled(), {food: 1.0, pub: 1.0, chips: 0.0})
+def test_controls_that_cannot_steer_it_are_named() -> None:
+    pub, chips = sv.keyword("pub"), sv.keyword("chips")
+    food = sv.label("food", "Italian")
+    mixed = bundled().under([food, pub, with_weight(chips, 0.0)])
     assert plan_texts(mixed, "cold").reason == (
         "keyword=pub cannot read mixtures of tokens and will not steer COLD; classifiers do"
     )

@@ -1,4 +1,4 @@
-"""Sequential Monte Carlo: rows that go on from others, systems that do not see each other, weights by hand."""
+"""Sequential Monte Carlo: reordered rows, independent systems, weights and resampling."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from structured_voronoi.lookahead.settings import LookaheadSettings
 from structured_voronoi.problem.drawing import redraw_by
 from structured_voronoi.problem.problem import bind
 
-Keyword = sv.controls.Predicate.keyword
+Keyword = sv.keyword
 
 
 def bundled(length: int = 6, **settings: Any) -> sv.LanguageModel:
-    return sv.LanguageModel.load("bundled", length=length, **settings)
+    return sv.load("bundled").target(max_tokens=length, **settings)
 
 
-class Unordered(sv.Controlled):
-    """A target whose own redraw does not know of parents."""
+class Unordered(sv.ControlledTargetTarget):
+    """A target whose redraw does not support parents."""
 
     reorders = False
 
 
 @pytest.mark.parametrize("suffix", ["", " in the city"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_rows_go_on_from_others(suffix: str, dtype: str) -> None:
-    """Whatever the parents, a redraw says of its texts what an evaluation says of them."""
+def test_redraws_with_parents_agree_with_evaluations(suffix: str, dtype: str) -> None:
+    """For any parents the log-probabilities of a redraw are those of an evaluation of its texts."""
     model = bundled(suffix=suffix, dtype=dtype)
     problem, levels = bind(model), sv.Rng(0, 16).uniform(6)
     generator = torch.Generator().manual_seed(0)
@@ -52,20 +52,20 @@ def test_rows_go_on_from_others(suffix: str, dtype: str) -> None:
     torch.testing.assert_close(total, model.log_prob(drawn.tokens), atol=tolerance, rtol=1e-5)
 
 
-def test_a_redraw_without_parents_is_done_by_conditionals() -> None:
-    """The same texts, up to what rounding moves, from a target that can reorder and from one that cannot."""
+def test_targets_that_cannot_reorder_are_redrawn_by_conditionals() -> None:
+    """A target that can reorder rows and one that cannot give the same texts, up to rounding."""
     controls = {Keyword("the"): 1.0}
     found = [
-        sv.SMC.bootstrap(8, threshold=1.0).run(kind(bundled(), controls), sv.Rng(0, 4))
-        for kind in (sv.Controlled, Unordered)
+        sv.baselines.SMC.bootstrap(8, threshold=1.0).run(kind(bundled(), controls), sv.Rng(0, 4))
+        for kind in (sv.ControlledTargetTarget, Unordered)
     ]
     assert torch.equal(found[0].tokens, found[1].tokens)
     torch.testing.assert_close(found[0].log_weight, found[1].log_weight, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("particles", [3, 16])
-def test_draws_do_not_depend_on_how_chains_are_split(particles: int) -> None:
-    target = sv.Controlled(bundled(), {Keyword("the"): 1.0, sv.controls.Classifier.load("food", "Italian"): 0.5})
+def test_draws_do_not_depend_on_the_split_of_the_chains(particles: int) -> None:
+    target = bundled().under([Keyword("the"), sv.label("food", "Italian", weight=0.5)])
     problem = bind(target)
     lookahead = untrained(
         problem,
@@ -73,7 +73,7 @@ def test_draws_do_not_depend_on_how_chains_are_split(particles: int) -> None:
         LookaheadSettings(delta=1.0),
         seed=1,
     )
-    sampler = sv.SMC(lookahead, particles)
+    sampler = sv.baselines.SMC(lookahead, particles)
 
     def draw(chains: range) -> tuple[Tensor, Tensor]:
         rng = sv.Rng(3, chains)
@@ -90,18 +90,18 @@ def test_draws_do_not_depend_on_how_chains_are_split(particles: int) -> None:
     torch.testing.assert_close(energy, -target.log_prob(tokens).double(), atol=1e-4, rtol=0)
 
 
-def test_one_particle_has_the_weight_of_a_proposal() -> None:
-    """Without others to be resampled from, p W / q of the whole text is what the factors multiply to."""
+def test_a_single_particle_has_the_weight_of_a_proposal() -> None:
+    """Without resampling the product of the factors is p W / q of the whole text."""
     target = sv.verify.sentences(controlled=True)
     lookahead = untrained(bind(target), {REST: "token"}, LookaheadSettings(delta=0.3), seed=0)
-    found = sv.SMC(lookahead, 1, threshold=1.0).run(target, sv.Rng(0, 64))
+    found = sv.baselines.SMC(lookahead, 1, threshold=1.0).run(target, sv.Rng(0, 64))
     scored = lookahead.score(bind(target), found.tokens[:, 0])
     torch.testing.assert_close(found.log_weight[:, 0], scored.log_weight)
     torch.testing.assert_close(found.log_z, found.log_weight[:, 0])
     torch.testing.assert_close(found.energy[:, 0], -target.log_prob(found.tokens[:, 0]))
 
 
-def test_particles_are_resampled_as_often_as_they_weigh() -> None:
+def test_particles_are_resampled_in_proportion_to_their_weight() -> None:
     weight = torch.tensor([[0.5, 0.0, 0.3, 0.2], [0.0, 0.0, 0.0, 1.0]], dtype=torch.float64)
     levels = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
     index = resampled(weight.log().repeat(1000, 1), levels.repeat_interleave(2)).view(1000, 2, 4)
@@ -111,26 +111,28 @@ def test_particles_are_resampled_as_often_as_they_weigh() -> None:
         assert float((counts - 4 * weight[system]).abs().max()) < 1
 
 
-def test_patterns_out_of_reach_end_a_particle() -> None:
-    """Under "not the" a particle that says it weighs nothing from then on, so that others take its place."""
-    target = sv.Controlled(bundled(12), {~Keyword("the"): 1.0})
-    found = sv.SMC.bootstrap(32, threshold=0.9).run(target, sv.Rng(0, 4))
-    late = sv.SMC.bootstrap(32, threshold=0.0).run(target, sv.Rng(0, 4))
+def test_particles_whose_pattern_cannot_match_are_resampled() -> None:
+    """With the control "not the" a particle with "the" has weight 0 at once and is replaced."""
+    target = bundled(12).under([~Keyword("the")])
+    found = sv.baselines.SMC.bootstrap(32, threshold=0.9).run(target, sv.Rng(0, 4))
+    late = sv.baselines.SMC.bootstrap(32, threshold=0.0).run(target, sv.Rng(0, 4))
     assert found.log_weight.isfinite().double().mean() > 1.3 * late.log_weight.isfinite().double().mean()
 
 
-def test_it_fits_its_own_lookahead_and_says_what_is_wrong() -> None:
-    target = sv.Controlled(bundled(4), {Keyword("the"): 1.0})
-    draws = sv.sample(target, sv.SMC(particles=8, texts=32), chains=3, draws=2, warmup=5, progress=False)
+def test_it_fits_its_own_lookahead_and_refuses_wrong_settings() -> None:
+    target = bundled(4).under([Keyword("the")])
+    draws = sv.sample(target, sv.baselines.SMC(particles=8, texts=32), chains=3, draws=2, warmup=5, progress=False)
     assert draws.attrs["warmup"] == 0
-    assert draws["sample_stats"]["evaluations"].values.tolist() == [[3, 3]] * 3  # the system of 8 is run as a whole
-    rare = sv.Controlled(bundled(4), {Keyword("Italian"): 1.0})
-    with pytest.raises(sv.SamplingError, match="none of the 2 particles of 1 of 1 systems has a weight"):
-        sv.sample(rare, sv.SMC.bootstrap(2), chains=1, draws=1, progress=False)
+    assert draws["sample_stats"]["evaluations"].values.tolist() == [[3, 3]] * 3  # one system of 8 particles
+    rare = bundled(4).under([Keyword("Italian")])
+    with pytest.raises(sv.SamplingError, match="no particle satisfies the controls in 1 of 1 systems of 2"):
+        sv.sample(rare, sv.baselines.SMC.bootstrap(2), chains=1, draws=1, progress=False)
     for wrong in ({"particles": 0}, {"threshold": 1.5}, {"threshold": "half"}):
-        with pytest.raises(sv.SamplingError, match=next(iter(wrong))):
-            sv.SMC(**wrong)  # type: ignore[arg-type]
-    with pytest.raises(sv.SamplingError, match=r"lookahead = 'some'"):
-        sv.SMC("some")  # type: ignore[arg-type]
+        with pytest.raises(sv.SamplingError) as caught:
+            sv.baselines.SMC(**wrong)  # type: ignore[arg-type]
+        assert [caught.value.argument] == list(wrong)
+    with pytest.raises(sv.SamplingError) as caught:
+        sv.baselines.SMC("some")  # type: ignore[arg-type]
+    assert caught.value.argument == "lookahead"
     with pytest.raises(sv.SamplingError, match="needs a target with `conditionals"):
-        sv.sample(sv.PottsTarget(side=2), sv.SMC.bootstrap(), progress=False)
+        sv.sample(sv.PottsTarget(side=2), sv.baselines.SMC.bootstrap(), progress=False)

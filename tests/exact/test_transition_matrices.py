@@ -1,7 +1,7 @@
-"""p-NCG, Gibbs-with-gradients, Refresh and Guided on targets so small that their transition matrix can be written down.
+"""Transition matrices of p-NCG, Gibbs with gradients, Refresh and Guided on small targets.
 
-Matrices are made of the samplers' own proposals and their own ratios; a step is then held against its row. So a wrong
-proposal, a wrong ratio, and a step that uses another ratio than it says are all seen: the broken twins are.
+Matrices are built from the samplers' own proposals and ratios, and frequencies of single steps are compared with their
+rows. This detects a wrong proposal, a wrong ratio, and a step that uses another ratio, as the broken twins show.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ SAMPLERS: dict[str, tuple[Any, Any]] = {
 EVERY_SAMPLER = pytest.mark.parametrize(("sampler", "twin"), SAMPLERS.values(), ids=SAMPLERS.keys())
 TARGET = sv.verify.random_target(8, tokens=4, length=2, dimensions=3, field_sd=1.0)
 CHAINS = 50_000
-"""Enough for the row of a twin to be told from that of its sampler at p < 1e-9."""
+"""Enough to tell the row of a twin from that of its sampler at p < 1e-9."""
 
 
 def proposal_matrix(sampler: Any, target: sv.TabularTarget) -> Tensor:
-    """q(m' | m) for every pair of states, from the sampler's own log_proposal."""
+    """q(m' | m) of every pair of states, from the sampler's log_proposal."""
     states, cells = target.support(), bind(target).cells()
     log_q = sampler.log_proposal(cells, cells.cell_of[states], target.log_prob_and_grad(states)[1])
     if isinstance(sampler, sv.PNCG):
@@ -73,7 +73,7 @@ def formula_matrix(sampler: Any, target: sv.TabularTarget) -> Tensor:
 
 
 def transition_matrix(sampler: Any, target: sv.TabularTarget) -> Tensor:
-    """K: the sampler's own proposals, accepted with min(1, its own ratio)."""
+    """K: the sampler's proposals, accepted with probability min(1, its ratio)."""
     proposal, energy = proposal_matrix(sampler, target), -target.log_prob(target.support())
     here, there = ((proposal > 0).nonzero()).unbind(-1)
     log_q = proposal.log()
@@ -85,7 +85,7 @@ def transition_matrix(sampler: Any, target: sv.TabularTarget) -> Tensor:
 
 
 @EVERY_SAMPLER
-def test_the_proposal_is_the_published_one(sampler: Any, twin: Any) -> None:
+def test_proposals_agree_with_the_published_formulas(sampler: Any, twin: Any) -> None:
     assert torch.allclose(proposal_matrix(sampler, TARGET), formula_matrix(sampler, TARGET), rtol=1e-10, atol=1e-15)
 
 
@@ -99,7 +99,7 @@ def test_the_truth_is_stationary(sampler: Any, twin: Any, seed: int) -> None:
 
 
 def row_p_value(matrix: Tensor, sampler: Any, state: int) -> float:
-    """Chi-square of where chains go in one step of the sampler from a state against the state's row of a matrix."""
+    """Chi-square test of one step from a state against the state's row of a matrix."""
     row = matrix[state]
     start = TARGET.support()[state].expand(CHAINS, -1).clone()
     rng = Rng(11, CHAINS)
@@ -114,8 +114,8 @@ def row_p_value(matrix: Tensor, sampler: Any, state: int) -> float:
 
 @EVERY_SAMPLER
 @pytest.mark.parametrize("state", [0, 9])
-def test_a_step_follows_its_row_of_the_matrix(sampler: Any, twin: Any, state: int) -> None:
-    """And the twin, which proposes the same and accepts otherwise, does not follow it, but its own."""
+def test_steps_follow_the_transition_matrix(sampler: Any, twin: Any, state: int) -> None:
+    """The twin, which accepts differently, follows its own matrix only."""
     right, wrong = (transition_matrix(one, TARGET) for one in (sampler, twin))
     assert row_p_value(right, sampler, state) > 1e-4
     assert row_p_value(right, twin, state) < 1e-9
@@ -123,7 +123,7 @@ def test_a_step_follows_its_row_of_the_matrix(sampler: Any, twin: Any, state: in
 
 
 def refresh_matrix(sampler: sv.Refresh, target: AutoregressiveTable, begin: int, end: int) -> Tensor:
-    """K of a redraw of one block: every state, every block that could be drawn, and the sampler's own ratio."""
+    """K of a redraw of one block, with the sampler's ratio."""
     states = target.support()
     every = sampler.init(target, Rng(0, len(states)), states)
     step = target.conditionals(states, 0).gather(-1, states[..., None]).squeeze(-1)  # log p of each token
@@ -156,7 +156,7 @@ def test_the_truth_is_stationary_under_redraws(begin: int, end: int, controlled:
 
 
 def listed_texts() -> AutoregressiveTable:
-    """Three positions over two tokens, under a control: eight texts."""
+    """Three positions over two tokens with a control: eight texts."""
     random, other = (sv.verify.random_target(seed, 2, 3, 3) for seed in (5, 6))
     table = random.table - random.table.logsumexp((0, 1, 2))
     return AutoregressiveTable(random.embeddings, table, random.gradient, -2 * other.table.abs())
@@ -164,11 +164,11 @@ def listed_texts() -> AutoregressiveTable:
 
 EIGHT = listed_texts()
 RANDOM = untrained(bind(EIGHT), {"rest": "token"}, LookaheadSettings(delta=0.01), seed=2)
-"""A lookahead that has learnt nothing, and says something else of every token."""
+"""An untrained lookahead with random values."""
 
 
 def choice_matrix(sampler: sv.Guided) -> Tensor:
-    """K of the choice among the present text and one or two fresh ones, with the sampler's own weights."""
+    """K of a choice among the current text and fresh ones, with the sampler's weights."""
     every = RANDOM.score(bind(EIGHT), EIGHT.support())
     weight, q = sampler.log_weight(every).exp(), every.log_q.sum(-1).exp()
     assert abs(float(q.sum()) - 1) < 1e-12
@@ -181,7 +181,7 @@ def choice_matrix(sampler: sv.Guided) -> Tensor:
 
 
 def suffix_matrix(sampler: sv.Guided | sv.Refresh, start: int) -> Tensor:
-    """K of a guided redraw of all positions from ``start`` on, with the sampler's own weights."""
+    """K of a guided redraw of all positions from ``start`` on, with the sampler's weights."""
     states = EIGHT.support()
     every = RANDOM.score(bind(EIGHT), states)
     same = (states[:, None, :start] == states[None, :, :start]).all(-1)
@@ -210,8 +210,8 @@ def test_the_truth_is_stationary_under_guided_suffixes(start: int) -> None:
 
 
 def guided_p_value(matrix: Tensor, sampler: Any, state: int, moves: int) -> float:
-    """Chi-square of where chains go in one step from a text against the text's row of a matrix."""
-    chains = 2 * CHAINS  # plain redraws go nearly where guided ones do
+    """Chi-square test of one step from a text against the text's row of a matrix."""
+    chains = 2 * CHAINS  # plain redraws are similar to guided ones
     start, rng = EIGHT.support()[state].expand(chains, -1).clone(), Rng(11, chains)
     after, _ = sampler.step(EIGHT, rng, sampler.init(EIGHT, rng, start)._replace(moves=moves))
     counts = torch.bincount((after.tokens * torch.tensor([4, 2, 1])).sum(-1), minlength=8)
@@ -224,8 +224,8 @@ def guided_p_value(matrix: Tensor, sampler: Any, state: int, moves: int) -> floa
     ("tries", "choices", "move", "begin"), [(2, 1, 0, 0), (2, 1, 3, 1), (3, 1, 2, 2), (2, 3, 3, 1)]
 )
 @pytest.mark.parametrize("state", [0, 6])
-def test_a_guided_step_follows_its_row(state: int, tries: int, choices: int, move: int, begin: int) -> None:
-    """A step is a suffix and choices; the twin that leaves the present text out makes the same choices but one."""
+def test_guided_steps_follow_the_transition_matrix(state: int, tries: int, choices: int, move: int, begin: int) -> None:
+    """A step is a suffix and ``choices`` choices."""
     assert int(Rng(11, [move], "guided suffixes").uniform()[0] * 3) == begin
     sampler = sv.Guided(RANDOM, tries, choices=choices)
     matrix = suffix_matrix(sampler, begin) @ torch.linalg.matrix_power(choice_matrix(sampler), choices)
@@ -235,7 +235,7 @@ def test_a_guided_step_follows_its_row(state: int, tries: int, choices: int, mov
 
 
 @pytest.mark.parametrize("state", [0, 3])
-def test_a_guided_redraw_follows_its_row(state: int) -> None:
+def test_guided_redraws_follow_the_transition_matrix(state: int) -> None:
     sampler = sv.Refresh(lookahead=RANDOM)
     blocks = [sampler._choose_block(Rng(11, 1), move, 3) for move in range(20)]
     move = blocks.index((1, 3))

@@ -1,4 +1,4 @@
-"""What holds for every sampler: chains do not disturb each other, steps leave no trace, only allowed tokens occur."""
+"""Properties of every sampler: chains are independent, steps do not change their input, only allowed tokens occur."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ import structured_voronoi as sv
 from helpers import ALL_SAMPLERS, boxed_target
 from structured_voronoi.core.contracts import Chains, tune
 from structured_voronoi.core.streams import Rng
-from structured_voronoi.geometry import motion
 from structured_voronoi.samplers import svs
 
 CYCLES: dict[str, Any] = {
     "pncg, gibbs with gradients": sv.Cycle(sv.PNCG(step_size=2.0), sv.GibbsWithGradients()),
     "svs open, pncg": sv.Cycle(sv.SVS(scale=0.6), sv.PNCG(step_size=2.0)),
-    "langevin metropolis, pncg": sv.Cycle(sv.baselines.Langevin(step_size=0.5, metropolis=True), sv.PNCG(step_size=2.0)),
+    "langevin metropolis, pncg": sv.Cycle(
+        sv.baselines.Langevin(step_size=0.5, metropolis=True), sv.PNCG(step_size=2.0)
+    ),
     "svs closed, pncg": sv.Cycle(sv.SVS(scale=0.6, walls="closed"), sv.PNCG(step_size=2.0)),
 }
 SAMPLERS = ALL_SAMPLERS | CYCLES
 EVERY_SAMPLER = pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS.keys())
 PRECISIONS = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 SHARED = ("space", "measure")
-"""Parts of states that all chains have in common."""
+"""Parts of states that all chains share."""
 
 
 @pytest.fixture(autouse=True)
 def fewer_pilots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tuning on fewer scales and points that settle on fewer trajectories are as good a test, and faster."""
     monkeypatch.setattr(svs, "PILOT_SCALES", (0.3, 0.7))
-    monkeypatch.setattr(motion, "SETTLING_TRAJECTORIES", 3)
 
 
 def run(target: Any, sampler: Any, start: Tensor, **settings: Any) -> Any:
@@ -47,7 +46,7 @@ def starts(chains: int = 11) -> Tensor:
 
 @PRECISIONS
 @EVERY_SAMPLER
-def test_a_draw_does_not_depend_on_how_many_chains_run_beside_it(sampler: Any, dtype: torch.dtype) -> None:
+def test_draws_do_not_depend_on_the_number_of_chains(sampler: Any, dtype: torch.dtype) -> None:
     target = boxed_target(3, tokens=7, length=3, dimensions=5, dtype=dtype)
     many, few = (run(target, sampler, starts()[:chains], seed=4) for chains in (11, 3))
     assert int(many["sample_stats"]["swaps"].sum()) > 0
@@ -57,8 +56,8 @@ def test_a_draw_does_not_depend_on_how_many_chains_run_beside_it(sampler: Any, d
 
 @PRECISIONS
 @EVERY_SAMPLER
-def test_a_chain_does_not_depend_on_which_chains_run_before_it(sampler: Any, dtype: torch.dtype) -> None:
-    """The last three of eleven chains by themselves, as on another worker: the whole state agrees to the last bit."""
+def test_draws_do_not_depend_on_the_other_chains(sampler: Any, dtype: torch.dtype) -> None:
+    """The last three of eleven chains, run alone as on another worker, have the same state to the last bit."""
     target = boxed_target(3, tokens=7, length=3, dimensions=5, dtype=dtype)
     sampler = tune(sampler, target, 4)
     states = []
@@ -75,8 +74,8 @@ def test_a_chain_does_not_depend_on_which_chains_run_before_it(sampler: Any, dty
 
 
 @EVERY_SAMPLER
-def test_a_step_leaves_the_state_it_was_given_as_it_was(sampler: Any) -> None:
-    """Two steps from one state, with the same random numbers, do the same at the same cost."""
+def test_step_does_not_change_its_input(sampler: Any) -> None:
+    """Two steps from one state with the same random numbers give the same result at the same cost."""
     target = boxed_target(3, tokens=7, length=3, dimensions=5)
     sampler = tune(sampler, target, 4)
     running = Chains(sampler, target, Rng(4, 11), starts())
@@ -100,7 +99,7 @@ def test_a_step_leaves_the_state_it_was_given_as_it_was(sampler: Any) -> None:
 
 
 def per_chain(state: Any) -> dict[str, Tensor]:
-    """The tensors of a state that have one row for each chain, those of its parts included, by name."""
+    """The tensors with one row per chain of a state and its parts, by name."""
     parts = state._asdict() if hasattr(state, "_asdict") else dict(enumerate(state))
     found: dict[str, Tensor] = {}
     for name, part in parts.items():
@@ -111,7 +110,7 @@ def per_chain(state: Any) -> dict[str, Tensor]:
     return found
 
 
-def test_the_tensors_of_nested_states_are_found() -> None:
+def test_per_chain_finds_the_tensors_of_nested_states() -> None:
     target = boxed_target(3, tokens=7, length=3, dimensions=5)
     cycle = CYCLES["svs closed, pncg"]
     found = per_chain(cycle.init(target, Rng(4, 11), starts()))
@@ -121,7 +120,7 @@ def test_the_tensors_of_nested_states_are_found() -> None:
 
 @EVERY_SAMPLER
 def test_only_allowed_tokens_are_sampled(sampler: Any) -> None:
-    """Two tokens are left out; one of them has no embedding at all, so that touching it would show."""
+    """Two tokens are excluded, one of them with an embedding of NaN."""
     target = boxed_target(5, tokens=8, length=2, dimensions=3)
     target.embeddings[2] = torch.nan
     target.box = float(target.embeddings.nan_to_num().abs().max()) + 0.5
@@ -134,13 +133,13 @@ def test_only_allowed_tokens_are_sampled(sampler: Any) -> None:
 
 
 @pytest.mark.parametrize("walls", ["open", "closed"])
-def test_remembering_neighbours_saves_evaluations_and_changes_nothing_else(walls: str) -> None:
+def test_remembered_states_save_evaluations_and_do_not_change_draws(walls: str) -> None:
     target = boxed_target(6)
     start = torch.randint(6, (20, 2), generator=torch.Generator().manual_seed(1))
     short, long = (run(target, sv.SVS(scale=0.6, walls=walls, remember=slots), start) for slots in (1, 16))
     assert int(long["sample_stats"]["evaluations"].sum()) < int(short["sample_stats"]["evaluations"].sum())
     assert short["posterior"].dataset.identical(long["posterior"].dataset)
-    for name in ("energy", "events", "swaps", "crossings", "reflections"):
+    for name in ("lp", "events", "swaps", "crossings", "reflections"):
         assert short["sample_stats"][name].identical(long["sample_stats"][name])
 
 

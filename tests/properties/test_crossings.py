@@ -16,7 +16,7 @@ from structured_voronoi.geometry.crossings import Crossing, Cursor, initial_curs
 
 GRID = 4001
 TURNS = 9.0
-"""How far circles are followed, in radians: almost one and a half turns."""
+"""Length of the circles in radians: almost one and a half turns."""
 
 Event = tuple[float, int, int, bool]
 
@@ -54,12 +54,12 @@ class Paths:
 
 
 def root(hit: Crossing, chain: int) -> tuple[int, int, int]:
-    """Which root a chain meets: (position, cell, outward)."""
+    """The root of a crossing: (position, cell, outward)."""
     return int(hit.position[chain]), int(hit.cell[chain]), int(hit.outward[chain])
 
 
 def brute_force(cells: Cells, here: Tensor, path: Callable[[Tensor], Tensor], limit: float) -> list[Event]:
-    """Every change of the nearer of two embeddings along a path, in order: found on a grid, refined by bisection."""
+    """Every crossing of a bisector along a path, in order, found on a grid and refined by bisection."""
     own = cells.points(here)
 
     def nearer(x: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def brute_force(cells: Cells, here: Tensor, path: Callable[[Tensor], Tensor], li
 
 
 def all_on_circle(paths: Paths, inward: bool) -> list[list[Event]]:
-    """Every crossing of each chain, by following the cursor as travel does when gates are passed."""
+    """Every crossing of each chain, following the cursor as `simulate` does when walls are passed."""
     cursor = initial_cursor(len(paths.here), paths.x)
     events: list[list[Event]] = [[] for _ in paths.here]
     while (hit := paths.next_on_circle(cursor, inward)).time.isfinite().any():
@@ -91,7 +91,7 @@ def all_on_circle(paths: Paths, inward: bool) -> list[list[Event]]:
 
 
 def without_grazes(events: list[Event]) -> list[Event]:
-    """Leave out walls that are crossed and crossed back within two steps of the grid, which it cannot see."""
+    """Leave out walls that are crossed twice within two steps of the grid."""
     close = 2 * TURNS / GRID
     return [
         one
@@ -119,10 +119,10 @@ SIZES = {
 @pytest.mark.parametrize("inward", [True, False], ids=["both directions", "outward only"])
 @PROPERTY
 @given(**SIZES)
-def test_circles_meet_the_walls_that_brute_force_finds(
+def test_crossings_on_circles_agree_with_brute_force(
     inward: bool, seed: int, tokens: int, length: int, dimensions: int
 ) -> None:
-    """All events of more than a turn: their times, their order, the wall, and which of its two roots."""
+    """Times, order, walls and branches of all events of more than a turn."""
     paths = Paths(seed, tokens, length, dimensions)
     for chain, found in enumerate(all_on_circle(paths, inward)):
         expected = brute_force(paths.cells, paths.here[chain], paths.circle(chain), TURNS)
@@ -131,7 +131,7 @@ def test_circles_meet_the_walls_that_brute_force_finds(
 
 @PROPERTY
 @given(**SIZES)
-def test_lines_meet_first_the_wall_that_brute_force_finds(seed: int, tokens: int, length: int, dimensions: int) -> None:
+def test_first_crossings_on_lines_agree_with_brute_force(seed: int, tokens: int, length: int, dimensions: int) -> None:
     paths = Paths(seed, tokens, length, dimensions)
     hit = paths.next_on_line(limit=3.0)
     for chain, here in enumerate(paths.here):
@@ -139,7 +139,7 @@ def test_lines_meet_first_the_wall_that_brute_force_finds(seed: int, tokens: int
         assert_same(found, brute_force(paths.cells, here, paths.line(chain), 3.0)[:1])
 
 
-def test_nothing_is_met_beyond_the_limit() -> None:
+def test_no_crossing_is_reported_beyond_the_limit() -> None:
     paths = Paths(seed=3, tokens=8, length=2, dimensions=3)
     first = paths.next_on_circle(initial_cursor(6, paths.x), inward=True).time.min()
     assert paths.next_on_circle(initial_cursor(6, paths.x), inward=True, limit=float(first) * 0.99).time.isinf().all()
@@ -148,8 +148,8 @@ def test_nothing_is_met_beyond_the_limit() -> None:
 
 
 @pytest.mark.parametrize("memory", [1, 20_000, 60_000])
-def test_chunks_do_not_change_the_crossings(memory: int) -> None:
-    """Rows and columns one by one, or a few at a time, meet the walls of one pass; times differ by rounding only."""
+def test_crossings_do_not_depend_on_the_memory_bound(memory: int) -> None:
+    """Rows and columns in chunks give the same crossings; times differ by rounding only."""
     whole, parts = (Paths(5, tokens=30, length=2, dimensions=4, chains=13, memory=m) for m in (2**28, memory))
     cursor = initial_cursor(13, whole.x)
     for one, other in (

@@ -1,4 +1,4 @@
-"""The memory bound holds: a large vocabulary is worked through in pieces."""
+"""The memory bound holds for a large vocabulary."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ from structured_voronoi.geometry.flows import CLOSED_WALLS, Particle, Rotation
 
 torch.set_num_threads(1)
 
-def peak():  # of this process alone: what getrusage says includes the process that started it
+def peak():  # getrusage would include the parent process
     lines = open("/proc/self/status").read().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
@@ -33,26 +33,26 @@ print(peak() - before)
 """
 
 ONE_TABLE = 16 * 8 * 200_000 * 4
-"""Bytes of one number for each chain, position and token; a single pass would hold at least four of them."""
+"""Bytes of one number per chain, position and token; a single pass needs at least four of them."""
 
 
 def growth(memory: int) -> int:
-    """By how many bytes the peak of a fresh process rises while it travels among 200,000 tokens."""
+    """Bytes by which the peak memory of a new process grows during a trajectory among 200,000 tokens."""
     run = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(memory)], capture_output=True, text=True, check=True, timeout=100
     )
     return int(run.stdout)
 
 
-def test_a_small_bound_is_kept() -> None:
+def test_peak_memory_stays_below_a_small_bound() -> None:
     assert growth(32 * 2**20) < 1.5 * ONE_TABLE
 
 
-def test_without_the_bound_the_check_would_fail() -> None:
+def test_peak_memory_is_larger_without_the_bound() -> None:
     assert growth(2**40) > 2 * ONE_TABLE
 
 
-def test_masses_are_the_same_without_room_for_their_table() -> None:
+def test_masses_do_not_depend_on_the_memory_bound() -> None:
     generator = torch.Generator().manual_seed(0)
     embeddings, noise = (torch.randn(count, 4, generator=generator, dtype=torch.float64) for count in (60, 512))
     here = torch.randint(60, (5, 3), generator=generator)

@@ -1,4 +1,4 @@
-"""Samplers with a lookahead keep the truth, be it trained, random or adverse; broken ones do not.
+"""Samplers with a trained, random or adverse lookahead leave the target invariant; broken twins do not.
 
 The bundled model over six tokens and four positions; `svs reproduce truth` has eight tokens and more chains.
 """
@@ -31,7 +31,7 @@ SOME = ("guided, trained", "guided, adverse", "refresh, adverse")
         ("black box", GUIDED, GUIDED_TWINS),
     ],
 )
-def test_lookaheads_cost_speed_not_exactness(control: str, names: tuple[str, ...], twins: tuple[str, ...]) -> None:
+def test_samplers_are_exact_for_every_lookahead(control: str, names: tuple[str, ...], twins: tuple[str, ...]) -> None:
     target, known = tabulated(control, WORDS), guided_on(control, WORDS, SEED)
     for name in names:
         found = sv.verify.stationarity(known[name], target, CHAINS, STEPS, SEED)
@@ -61,8 +61,8 @@ def cycles(lookahead: Any) -> dict[str, tuple[Any, Any]]:
 
 
 @pytest.mark.parametrize("name", ["guided", "choices", "refresh"])
-def test_cycles_with_guided_moves_keep_the_truth(name: str) -> None:
-    """The other sampler moves the tokens in between, so that what the lookahead said of them is out of date."""
+def test_cycles_with_guided_moves_are_exact(name: str) -> None:
+    """The other sampler moves the tokens, so the scores of the lookahead have to be updated."""
     target = tabulated("black box", WORDS)
     sampler, twin = cycles(guided_on("black box", WORDS, SEED)["guided, adverse"].lookahead)[name]
     check_stationarity(target, sampler, twin, chains=CHAINS, steps=STEPS, seed=SEED)

@@ -1,5 +1,8 @@
-"""The rank test of Gandy and Scott (2020): in a reversible chain that passes through a draw from the truth at a random
-time, the rank of that draw among all states of the chain is uniform. It also sees errors that cancel in one step."""
+"""The rank test of Gandy and Scott (2020).
+
+If a reversible chain passes through a draw from the truth at a random time, the rank of that draw among all states of
+the chain is uniform. The test also detects errors that cancel within one step.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,11 @@ def rank_p_value(target: Enumerable, sampler: Sampler, chains: int, seed: int) -
     """Chi-square p-value of the ranks of the energy, ties broken at random."""
     support, truth = target.support(), target.probabilities()
     rng = Rng(seed, chains)
-    place = (rng.uniform() * LENGTH).long()  # where in the chain the draw from the truth stands
+    place = (rng.uniform() * LENGTH).long()  # time of the draw from the truth
     start = support[rng.categorical(truth.log().expand(chains, -1))]
     forward, backward = (_energies(target, sampler, Rng(seed, chains, way), start) for way in ("forward", "backward"))
     times = torch.arange(LENGTH)
-    ahead = times - place[:, None]  # a reversible chain looks the same in both directions of time
+    ahead = times - place[:, None]  # a reversible chain has the same law in both directions of time
     energies = torch.where(ahead >= 0, forward.gather(1, ahead.clamp(min=0)), backward.gather(1, (-ahead).clamp(min=0)))
     mine, noise = energies.gather(1, place[:, None]), rng.uniform(LENGTH)
     tie = (energies == mine) & (noise < noise.gather(1, place[:, None]))
@@ -52,10 +55,9 @@ def _energies(target: Enumerable, sampler: Sampler, rng: Rng, start: torch.Tenso
     ids=["svs", "svs narrow", "pncg", "gwg"],
 )
 def test_ranks_are_uniform(sampler: Any, twin: Any, field_sd: float, chains: int) -> None:
-    """Those of a momentum as printed, and of proposals without their reverse, are not.
+    """Ranks of the twins are not uniform.
 
-    Where the field is weak, ranks of the energy do not see a missing reverse: here it is strong; test_stationarity.py
-    has the weak one, and sees it.
+    The field is strong, because with a weak one ranks of the energy do not detect a missing reverse probability.
     """
     target = sv.verify.random_target(0, 6, 2, 3, field_sd)
     right, wrong = (rank_p_value(target, one, chains, seed=21) for one in (sampler, twin))

@@ -1,4 +1,4 @@
-"""Redraws keep the distribution of an autoregressive target whose table is not normalised, alone and in cycles.
+"""Redraws are exact for an autoregressive target with an unnormalised table, alone and in cycles.
 
 The same moves under controls are cases of `svs verify` (test_stationarity.py); texts are in test_text.py.
 """
@@ -16,8 +16,8 @@ from structured_voronoi.targets.tabular import AutoregressiveTable
 from structured_voronoi.verify.twins import GibbsWithoutReverse, PNCGWithoutReverse, RefreshWithoutRatio
 
 SEED = 8
-"""All chains redraw the same blocks, which the seed decides; with this one the last is no whole redraw, which on a
-plain model would bring any chain to the truth and hide what was wrong before."""
+"""All chains redraw the same blocks, which the seed determines. With this seed the last block is not the whole text: a
+full redraw would hide earlier errors."""
 ONE = sv.Refresh(block=1, suffix=False)
 
 
@@ -33,7 +33,7 @@ def steered_table() -> AutoregressiveTable:
     return AutoregressiveTable(random.embeddings, random.table, random.gradient)
 
 
-def test_conditionals_multiply_to_the_table() -> None:
+def test_conditionals_agree_with_the_table() -> None:
     target = table()
     states = target.support()
     steps = target.conditionals(states, 0).gather(-1, states[..., None]).squeeze(-1)
@@ -42,8 +42,8 @@ def test_conditionals_multiply_to_the_table() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"block": 2}, {"block": 1, "suffix": False}], ids=str)
-def test_redrawing_is_exact(settings: dict[str, Any]) -> None:
-    """Without the ratio of the text after the block every redraw is accepted, and that is seen."""
+def test_refresh_is_exact(settings: dict[str, Any]) -> None:
+    """The twin accepts every redraw."""
     right, wrong = sv.Refresh(**settings), RefreshWithoutRatio(**settings)
     check_stationarity(table(), right, wrong, chains=20_000, steps=8, seed=SEED)
 
@@ -53,7 +53,7 @@ def test_redrawing_is_exact(settings: dict[str, Any]) -> None:
     [(sv.PNCG(4.0), PNCGWithoutReverse(4.0)), (sv.GibbsWithGradients(), GibbsWithoutReverse())],
     ids=["pncg", "gwg"],
 )
-def test_samplers_keep_the_truth_in_a_cycle(sampler: Any, twin: Any) -> None:
-    """What refresh moves does not hide a partner that forgets the reverse proposal."""
+def test_cycles_with_refresh_are_exact(sampler: Any, twin: Any) -> None:
+    """Refresh does not hide a sampler that omits the reverse proposal."""
     twins = [sv.Cycle(twin, ONE), sv.Cycle(sampler, RefreshWithoutRatio(block=1, suffix=False))]
     check_stationarity(steered_table(), sv.Cycle(sampler, ONE), *twins, chains=20_000, steps=12, seed=SEED)

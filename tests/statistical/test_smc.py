@@ -1,4 +1,4 @@
-"""Sequential Monte Carlo against enumerated truth: Z is unbiased, texts are right in the limit and not before."""
+"""Sequential Monte Carlo against the enumerated truth: Z is unbiased, texts are exact in the limit only."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import structured_voronoi as sv
-from structured_voronoi.controls.predicate import Predicate
 from helpers import MIN_P_VALUE
+from structured_voronoi.controls.predicate import Predicate
 from structured_voronoi.lookahead.lookahead import Lookahead, untrained
 from structured_voronoi.lookahead.reading import REST
 from structured_voronoi.lookahead.settings import LookaheadSettings
@@ -25,14 +25,14 @@ SEED = 3
 
 @dataclass(frozen=True, eq=False)
 class WithoutLast(sv.baselines.SMC):
-    """The broken twin: a weight is never divided by what was expected of the token before."""
+    """Broken twin: the weight is not divided by ψ_{n-1}."""
 
     def log_increment(self, log_expected: Tensor, log_value: Tensor) -> Tensor:
         return log_expected
 
 
 def z_score(sampler: sv.baselines.SMC, target: Any, truth: float, systems: int) -> float:
-    """How many standard errors the mean of the systems' estimates of Z lies from the truth."""
+    """Distance of the mean estimate of Z from the truth in standard errors."""
     z = sampler.run(target, sv.Rng(SEED, systems)).log_z.exp()
     return float((z.mean() - truth) / (z.std() / systems**0.5))
 
@@ -44,7 +44,7 @@ def texts_of(words: sv.LanguageModel) -> Tensor:
 @pytest.mark.parametrize("particles", [2, 16])
 @pytest.mark.parametrize("lookahead", ["trained", "random", "none"])
 def test_z_is_unbiased_on_a_table(lookahead: str, particles: int) -> None:
-    """Particles are resampled at every position; the twin is seen at the same settings."""
+    """Particles are resampled at every position; the twin fails at the same settings."""
     target = sv.verify.sentences(controlled=True)
     truth = float(target.log_prob(target.support()).exp().sum())
     made: Any = lookahead
@@ -59,7 +59,7 @@ def test_z_is_unbiased_on_a_table(lookahead: str, particles: int) -> None:
 
 @pytest.mark.slow
 def test_z_is_unbiased_on_texts() -> None:
-    """Keys and values of the decoder follow their particles; two patterns, of which one can be lost, a black box."""
+    """The cache of the decoder follows its particles; the controls are two patterns and a black box."""
     loaded = sv.load("bundled").target()
     tokens = [loaded.tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in WORDS]
     words = sv.LanguageModel(loaded.model, loaded.tokenizer).target("The Old Mill is a", max_tokens=3, allowed=tokens)
@@ -78,7 +78,7 @@ def test_z_is_unbiased_on_texts() -> None:
 
 
 def one_text_a_system(sampler: sv.baselines.SMC, target: Any, systems: int) -> np.ndarray:
-    """How often every text was drawn: one chain of each system, so that the draws are independent."""
+    """Counts of every text from one chain of each system, so that draws are independent."""
     rng = sv.Rng(SEED, [system * sampler.particles + system % sampler.particles for system in range(systems)])
     state, _ = sampler.step(target, rng, sampler.init(target, rng, None))
     support = target.support()
@@ -87,8 +87,8 @@ def one_text_a_system(sampler: sv.baselines.SMC, target: Any, systems: int) -> n
 
 
 @pytest.mark.parametrize("lookahead", ["random", "none"])
-def test_texts_are_right_in_the_limit_and_not_before(lookahead: str) -> None:
-    """With 512 particles the truth is not told from the draws of 2,000 systems; with 2 it is, by far."""
+def test_texts_are_exact_in_the_limit_of_many_particles(lookahead: str) -> None:
+    """Draws of 2,000 systems agree with the truth for 512 particles and not for 2."""
     target = sv.verify.sentences(controlled=True)
     made: Any = (
         untrained(bind(target), {REST: "token"}, LookaheadSettings(delta=1.0), seed=SEED)

@@ -1,8 +1,8 @@
-"""Chains started at the truth must stay there; each check is shown to have power by broken twins that fail it.
+"""Chains that start at the truth stay there; broken twins show that each check has power.
 
-Every twin runs at the settings of the sampler it vouches for: same target, scale or step size, chains, steps and seed.
-Chains are as many as the twins' bias needs: with N chains chi-square grows by N · Σ (p' - p)²/p, and they are chosen so
-that twins fail far below p = 1e-4 with other seeds, too. A right sampler fails with probability 1e-4.
+A twin runs at the settings of its sampler: same target, scale or step size, chains, steps and seed. With N chains the
+chi-square statistic grows by N · Σ (p' - p)²/p; N is large enough for twins to fail far below p = 1e-4 with other seeds
+as well. An exact sampler fails with probability 1e-4.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BLOCKS: dict[str, Any] = {"block": 2, "suffix": False}
 
 @dataclass(frozen=True)
 class AncestralWithoutContext(Ancestral):
-    """Every token is drawn as if all before it were the first of the vocabulary."""
+    """Broken twin: every token is drawn as if all tokens before it were the first of the vocabulary."""
 
     def step(self, target: Any, rng: Rng, state: State) -> tuple[State, sv.Info]:
         state, info = super().step(target, rng, state)
@@ -73,7 +73,7 @@ EXACT: dict[str, tuple[int, list[Any]]] = {
     "hmc uniform": (5000, [sv.baselines.Langevin(1.0, None, base="uniform")]),  # the same without Metropolis
     "mucola + metropolis": (5000, [sv.baselines.MuCoLa(1.0, None)]),
 }
-"""Chains, and the twins, of every case of `svs verify` that claims to be exact."""
+"""Chains and twins of every exact case of `svs verify`."""
 
 BIASED = {
     "svs closed, equal": 20_000,
@@ -85,7 +85,7 @@ BIASED = {
     "mucola + metropolis": 100_000,
     "cold": 2000,
 }
-"""Chains that show the bias of those who do not."""
+"""Chains that show the bias of the other cases."""
 
 
 def param(case: Case) -> Any:
@@ -94,7 +94,7 @@ def param(case: Case) -> Any:
 
 
 @pytest.mark.parametrize("case", [param(case) for case in cases() if case.exact])
-def test_who_claims_to_be_exact_is(case: Case) -> None:
+def test_exact_samplers_leave_the_target_invariant(case: Case) -> None:
     chains, twins = EXACT[case.sampler]
     target = sv.verify.known_targets()[case.target]
     check_stationarity(target, case.settings, *twins, chains=chains, steps=case.steps, seed=SEED)
@@ -107,11 +107,11 @@ NO_BIAS_SEEN: dict[str, tuple[int, Any]] = {
         sv.baselines.Langevin(0.5, None, base="uniform"),
     ),
 }
-"""They do not claim to be exact, but are too near for these many chains to tell; what they mend is seen at once."""
+"""Approximations whose bias is too small for this number of chains, with a sampler that lacks the correction."""
 
 
 @pytest.mark.parametrize("case", [param(case) for case in cases() if not case.exact])
-def test_who_is_biased_by_design_is_seen_to_be_or_has_no_bias_to_see(case: Case) -> None:
+def test_inexact_samplers_show_their_bias(case: Case) -> None:
     target = sv.verify.known_targets()[case.target]
     if case.sampler in NO_BIAS_SEEN:
         chains, without = NO_BIAS_SEEN[case.sampler]
@@ -145,7 +145,7 @@ OPEN: list[Any] = [
 
 
 @pytest.mark.parametrize(("number", "shape", "settings", "chains", "twin"), OPEN)
-def test_open_walls_are_exact(
+def test_svs_with_open_walls_is_exact(
     number: int, shape: tuple[int, int, int, float], settings: dict[str, Any], chains: int, twin: type[sv.SVS]
 ) -> None:
     target = sv.verify.random_target(number, *shape)
@@ -162,7 +162,7 @@ def test_open_walls_are_exact(
     ],
     ids=["svs", "pncg", "gwg"],
 )
-def test_allowed_tokens_are_sampled_exactly(sampler: Any, twin: Any, chains: int) -> None:
+def test_masked_targets_are_sampled_exactly(sampler: Any, twin: Any, chains: int) -> None:
     """The truth is the table restricted to allowed tokens."""
     target = sv.verify.random_target(7, 8, 2, 3, 0.2)
     target.allowed = torch.arange(8) % 4 != 0
@@ -184,13 +184,13 @@ def test_estimated_masses_remove_the_bias_of_equal_ones() -> None:
     ids=["toy", "hypercube"],
 )
 def test_given_volumes_are_used(target: Any, right: tuple[float, ...], wrong: tuple[float, ...]) -> None:
-    """All cells are equal; pretending otherwise shifts p by exactly that factor."""
+    """All cells are equal; other volumes change p by their factor."""
     samplers = [sv.SVS(base="uniform", walls="closed", masses=masses) for masses in (right, wrong)]
     check_stationarity(target, *samplers, chains=5000, steps=STEPS, seed=SEED)
 
 
-def test_who_stays_at_the_truth_is_not_called_exact() -> None:
-    """Where no chain moves, a perfect fit says nothing."""
+def test_chains_that_do_not_move_are_not_verified() -> None:
+    """Without moves a perfect fit is no evidence."""
     case = Case("frozen", "pairs", sv.SVS(1e-3), 1)
     (verdict,) = sv.verify.verdicts(5000, SEED, [case])
     assert isinstance(verdict, Verdict)
@@ -199,7 +199,7 @@ def test_who_stays_at_the_truth_is_not_called_exact() -> None:
     assert verdict.failed
 
 
-def test_a_twin_is_not_called_exact() -> None:
+def test_a_broken_twin_fails_verification() -> None:
     wrong = Case("twin", "pairs", OutwardOnly(1.0), STEPS)
     (verdict,) = sv.verify.verdicts(2000, SEED, [wrong])
     assert verdict.status == "failed"

@@ -27,10 +27,11 @@ import structured_voronoi as sv
 from helpers import SVS
 from structured_voronoi import cli
 from structured_voronoi.cli import WHOLE
+from structured_voronoi.controls.predicate import Predicate
 from structured_voronoi.core.user_code import user_code
 from structured_voronoi.engine.settings import EngineSettings
 from structured_voronoi.models.classifiers import Light, save_classifier
-from structured_voronoi.problem import drawing
+from structured_voronoi.problem import starts
 from system.commands import svs
 
 TINY = ("sample", "-n", "1", "--length", "2", "--ends", "never")
@@ -136,9 +137,9 @@ def test_every_whole_number_of_every_command_is_read_in_digits() -> None:
         (["verify", "--chains", str(10**12)], "--chains 1000000000000 would take about"),
         (["reproduce", "toy", "--runs", str(10**12)], "runs = 1000000000000 is more than"),
         (["sample", "--device", "meta"], "device 'meta' cannot be used here"),
-        (["sample", "--dtype", "int8"], "dtype 'int8' is unknown; choose from float32"),
+        (["sample", "--dtype", "int8"], "--dtype 'int8' is unknown; known: bfloat16, "),
         (["sample", "--control", f"{'x' * 5000}=y"], "is unknown"),
-        (["sample", "--model", "x" * 5000], "is no folder and no file"),
+        (["sample", "--model", "x" * 5000], "is not a file or a folder"),
         (["sample", "--out", "x" * 5000], "cannot be written (File name too long)"),
         (["sample", "--out", "folder"], "cannot be written (Is a directory)"),
         (["sample", "--out", "pipe"], "cannot be written (No such device or address)"),
@@ -196,7 +197,7 @@ def test_huge_scores_that_need_detaching_are_written_as_null(folder: Path) -> No
 
 
 def test_controls_that_no_try_satisfies_end_with_the_numbers() -> None:
-    never = sv.controls.Predicate(lambda text: False, "never")
+    never = Predicate(lambda text: False, "never")
     request = {"n": 2, "length": 3, "ends": "never", "settings": EngineSettings(max_fruitless_tries=100)}
     with pytest.raises(sv.SamplingError) as error:
         sv.generate("bundled", controls={never: 1.0}, progress=False, **request)
@@ -207,10 +208,9 @@ def test_controls_that_no_try_satisfies_end_with_the_numbers() -> None:
 
 
 def test_a_search_for_starts_in_vain_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawing, "ENDLESS", 3)
-    monkeypatch.setattr(drawing, "PATIENCE", 1e-9)
-    model = sv.LanguageModel.load("bundled", length=2)
-    target = sv.Controlled(model, {sv.controls.Predicate(lambda text: False, "never"): 1.0})
+    monkeypatch.setattr(starts, "SEARCH_LIMITS", starts.SearchLimits(min_texts=3, seconds=1e-9))
+    model = sv.load("bundled").target(max_tokens=2)
+    target = model.under([Predicate(lambda text: False, "never")])
     with pytest.raises(sv.SamplingError, match=r"none of their 6 redraws had one .never refused 100% of the last ones"):
         sv.sample(target, sv.Refresh(), chains=2, draws=1, progress=False)
 
@@ -257,7 +257,7 @@ class Property:
 
 def test_a_name_that_raises_is_told() -> None:
     with pytest.raises(sv.SamplingError, match=r"the control Property failed .*line .*the name is on another disk"):
-        sv.Controlled(sv.LanguageModel.load("bundled", length=2), {Property(): 1.0})
+        sv.load("bundled").target(max_tokens=2).under([Property()])
 
 
 def test_labels_may_look_like_markup(tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_absurd_models_are_refused(layers: int, said: str, tmp_path: Path) -> No
     config = json.loads((BUNDLED / "config.json").read_text()) | {"n_layer": layers}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(sv.SamplingError, match=f"{said} in its config are not between 1 and 1,000"):
-        sv.LanguageModel.load(str(tmp_path))
+        sv.load(str(tmp_path)).target()
 
 
 def test_a_link_to_a_file_that_is_not_there_yet_stays_one(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from structured_voronoi.models.loading import BUNDLED
 from structured_voronoi.models.restaurants import LABELS, PATTERNS, descriptions
 from structured_voronoi.models.training import TrainingSettings, train_language_model
 from structured_voronoi.models.training_run import CHECKPOINT_FOLDER, TrainingCheckpoint
-from structured_voronoi.problem import drawing
+from structured_voronoi.problem import starts
 from structured_voronoi.samplers.registry import TEXT_SAMPLERS, text_sampler
 from system.commands import svs
 
@@ -49,7 +49,7 @@ def test_texts_are_whole_by_default(tmp_path: Path) -> None:
     out = tmp_path / "texts.jsonl"
     said = svs("sample", "-n", "6", "--seed", "2", "--out", str(out)).stderr
     assert re.search(r"6 texts; \d+ tries", said)
-    model = sv.LanguageModel.load("bundled", length=60, ends="anywhere")
+    model = sv.load("bundled").target(max_tokens=60, finish="stop")
     for line in map(json.loads, out.read_text(encoding="utf-8").splitlines()):
         assert list(line)[:8] == ["chain", "draw", "prompt", "text", "tokens", "ended", "log_prob", "energy"]
         assert line["ended"] == "end"
@@ -81,14 +81,14 @@ def test_texts_are_whole_by_default(tmp_path: Path) -> None:
 
 
 def test_a_length_in_which_no_text_ends_is_refused_with_the_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawing, "PATIENCE", 0.0)
+    monkeypatch.setattr(starts, "SEARCH_LIMITS", starts.SearchLimits(seconds=0.0))
     for words in ((), ("--sampler", "svs+refresh")):
         error = svs("sample", "-n", "2", "--length", "3", *words, code=2).stderr.splitlines()[-1]
-        assert re.match(r"svs: \d+ of \d+ texts ended within 3 tokens; raise the length", error)
+        assert re.match(r"svs: \d+ of \d+ texts ended within 3 tokens; raise ", error)
 
 
 def test_every_text_sampler_runs() -> None:
-    model = sv.LanguageModel.load("bundled", length=4)
+    model = sv.load("bundled").target(max_tokens=4)
     for name in set(TEXT_SAMPLERS) - {"auto", "adaptive"}:
         tree = sv.sample(model, text_sampler(name, 0.3), chains=2, draws=1, warmup=1, progress=False)
         assert tree["posterior"]["tokens"].shape == (2, 1, 4)
@@ -112,7 +112,7 @@ def test_ancestral_sampling_is_refused_where_it_is_not_the_truth() -> None:
         (["sample", "--dtype", "float3"], "float32"),
         (["sample", "--seed", "-1"], "--seed -1"),
         (["sample", "--ends", "sometimes"], "ends = 'sometimes' is unknown; known: anywhere, at length, never"),
-        (["sample", "--length", "2", "--stop", "zebra zebra"], "'zebra zebra' can never come: no 2 tokens"),
+        (["sample", "--length", "2", "--stop", "zebra zebra"], "'zebra zebra' is impossible: no 2 tokens"),
         (["sample", "--stop", ".", "--ends", "never"], "say 'anywhere'"),
         (["sample", "--stop", ".", "--suffix", " pub."], "say 'anywhere'"),
         (["sample", "--suffix", " pub.", "--ends", "anywhere"], "leave it out, or say ends='never'"),
@@ -134,17 +134,17 @@ def test_mistakes_get_one_line(words: list[str], said: str, tmp_path: Path) -> N
 def test_damaged_models_are_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(sv.SamplingError, match=r"holds no config\.json"):
-        sv.LanguageModel.load(str(tmp_path / "empty"))
+        sv.load(str(tmp_path / "empty")).target()
     damaged = tmp_path / "damaged"
     shutil.copytree(BUNDLED, damaged)
     weights = damaged / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(sv.SamplingError, match="damaged or incomplete"):
-        sv.LanguageModel.load(str(damaged))
+        sv.load(str(damaged)).target()
     with pytest.raises(sv.SamplingError, match="no such file"):
-        sv.LanguageModel.load(str(tmp_path / "model.gguf"))
+        sv.load(str(tmp_path / "model.gguf")).target()
     with pytest.raises(sv.SamplingError, match="give the folder"):
-        sv.LanguageModel.load(str(BUNDLED / "config.json"))
+        sv.load(str(BUNDLED / "config.json")).target()
 
 
 def test_weights_that_are_not_there_are_not_made_up(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_weights_that_are_not_there_are_not_made_up(tmp_path: Path) -> None:
     weights = {name: part for name, part in load_file(lacking / "model.safetensors").items() if ".h.2." not in name}
     save_file(weights, lacking / "model.safetensors", {"format": "pt"})
     with pytest.raises(sv.SamplingError, match=r"lacks 12 of its weights, transformer\.h\.2\."):
-        sv.LanguageModel.load(str(lacking))
+        sv.load(str(lacking)).target()
     with pytest.raises(sv.SamplingError, match=r"lacks 1 of its weights, score\.weight"):
         TextClassifier.load(BUNDLED, 1)
 
@@ -210,7 +210,7 @@ def test_a_resumed_training_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     assert again["held_out_loss"] == whole["held_out_loss"]
     assert not (tmp_path / "part" / CHECKPOINT_FOLDER).exists()
     tokens = sv.sample(
-        sv.LanguageModel.load(str(tmp_path / "part"), length=4), sv.Ancestral(), chains=2, draws=1, progress=False
+        sv.load(str(tmp_path / "part")).target(max_tokens=4), sv.Ancestral(), chains=2, draws=1, progress=False
     )
     assert tokens["posterior"]["tokens"].shape == (2, 1, 4)
 
@@ -236,7 +236,7 @@ def test_a_model_that_yields_nan_stops_nothing_and_is_reported() -> None:
 
 def test_ancestral_draws_without_a_number_are_drawn_again_and_counted() -> None:
     """Whatever begins with this token has no score; a model without any number stops with an error."""
-    model = sv.LanguageModel.load("bundled", length=5)
+    model = sv.load("bundled").target(max_tokens=5)
     rows = 64
     first, _ = sv.Ancestral().step(model, sv.Rng(3, rows), sv.Ancestral().init(model, sv.Rng(3, rows), None))
     common = int(first.tokens[:, 0].mode().values)
