@@ -1,4 +1,4 @@
-"""The simulation of many workers, where its outcome can be computed by hand."""
+"""The simulation of many workers in cases that can be computed by hand."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def changed(**settings: float) -> Cluster:
     return Cluster(**{**vars(IDEAL), **settings})
 
 
-def test_nothing_is_lost_where_nothing_fails() -> None:
+def test_no_time_is_lost_without_failures() -> None:
     assert simulate(IDEAL) == (1.0, 0.0, 0)
     assert simulate(changed(starting=250.0)) == (pytest.approx(1000 / 1250), 0.0, 0)
 
 
 def test_tasks_wait_for_a_driver_that_is_slower_than_workers() -> None:
-    """Twenty workers want a task of 10 s each, the driver takes 2 s for each."""
+    """Twenty workers finish a task of 10 s each, and the driver needs 2 s for each task."""
     assert simulate(changed(length=10.0, handling=2.0)).throughput == pytest.approx(0.25, rel=0.01)
 
 
-def test_parts_bound_what_a_failure_costs() -> None:
+def test_saved_parts_bound_the_cost_of_a_failure() -> None:
     with_parts, without = (
         simulate(changed(work=20_000.0, between_failures=200.0, between_parts=seconds)) for seconds in (10.0, 1e9)
     )

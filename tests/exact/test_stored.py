@@ -1,4 +1,4 @@
-"""Nested data as bytes and back, and what cannot be stored."""
+"""Nested data as bytes and back, and data that is refused."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch import Tensor
 
 import structured_voronoi as sv
 from structured_voronoi.storage.packing import (
-    changed,
-    changes,
+    apply_changes,
     check_storable,
     describe,
+    describe_changes,
     describe_sampler,
     pack,
     unpack,
@@ -42,7 +42,7 @@ class State(NamedTuple):
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal, also in type, and NaN equals itself."""
+    """True if equal, also in type; NaN equals itself."""
     if type(one) is not type(other):
         return False
     if isinstance(one, Tensor):
@@ -56,7 +56,7 @@ def same(one: Any, other: Any) -> bool:
     return one == other or (one != one and other != other)
 
 
-MORE: list[Any] = [
+VALUES: list[Any] = [
     *(None, True, 0, 2**80, -0.0, math.inf, math.nan, "naïve \udc80", [], {}, [1, [2.5, None]], {"a": [1]}),
     *(torch.tensor(3), torch.zeros(0, 4), torch.arange(6).view(2, 3).t(), torch.tensor([math.nan, 1.0])),
     *(torch.ones(2, dtype=dtype) for dtype in (torch.bool, torch.bfloat16, torch.float16, torch.uint8)),
@@ -66,10 +66,10 @@ MORE: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("number", range(len(MORE)))
-def test_what_is_stored_comes_back(number: int) -> None:
+@pytest.mark.parametrize("number", range(len(VALUES)))
+def test_unpacked_data_equals_packed_data(number: int) -> None:
     tokens = torch.arange(4)
-    state = State(tokens, Inner(tokens, 3), (Inner(tokens.double() / 3, 1), tokens), MORE[number])
+    state = State(tokens, Inner(tokens, 3), (Inner(tokens.double() / 3, 1), tokens), VALUES[number])
     template = State(tokens[:1], Inner(tokens[:1], 0), (Inner(tokens, 0), None), None, state.constants)
     back = unpack(pack(state, template), template)
     assert same(back, state)
@@ -77,7 +77,7 @@ def test_what_is_stored_comes_back(number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "what"),
     [
         (object(), "walk's state.more is of type object"),
         ({1: 2.0}, "walk's state.more is of type dict"),
@@ -90,19 +90,20 @@ def test_what_is_stored_comes_back(number: int) -> None:
         ((1, object()), "walk's state.more.1 is of type object"),
     ],
 )
-def test_what_cannot_be_stored_is_refused_by_its_name(more: Any, said: str) -> None:
+def test_other_types_are_refused_with_their_path(more: Any, what: str) -> None:
     state = State(torch.ones(1), Inner(torch.ones(1), 0), (), more)
-    with pytest.raises(sv.SamplingError, match=f"{said}, which a checkpoint cannot hold"):
+    with pytest.raises(sv.SamplingError) as caught:
         check_storable(state, "walk's state")
+    assert caught.value.message == f"{what}, which cannot be saved"
 
 
-def test_a_field_that_becomes_a_named_tuple_is_refused() -> None:
+def test_field_that_becomes_a_named_tuple_is_refused() -> None:
     first = State(torch.ones(1), Inner(torch.ones(1), 0), (), None)
-    with pytest.raises(sv.SamplingError, match=r"state\.more was a NoneType at first; begin with a Inner"):
+    with pytest.raises(sv.SamplingError, match=r"state\.more is a Inner and was a NoneType in the first state"):
         pack(first._replace(more=first.inner), first, "state")
 
 
-def test_settings_are_described_alike_in_every_process() -> None:
+def test_descriptions_are_equal_if_and_only_if_settings_are() -> None:
     assert describe(sv.SVS(0.5))["scale"] == 0.5
     assert describe(torch.ones(3)) == describe(torch.ones(3)) != describe(torch.ones(3).double())
     assert describe([0] * 1000) == describe([0] * 1000) != describe([0] * 999 + [1])
@@ -117,11 +118,11 @@ def test_settings_are_described_alike_in_every_process() -> None:
     assert "0x" not in str(describe_sampler(Walk(0.5)))
 
 
-def test_tuned_settings_are_found_again() -> None:
+def test_tuned_sampler_is_restored_from_its_changes() -> None:
     given = sv.Cycle(sv.SVS(), sv.PNCG(2.0))
     tuned = sv.Cycle(sv.SVS(0.3), given.samplers[1])
-    described = changes(given, tuned, "Cycle", lambda _: None)
-    assert changed(given, described, lambda _: None) == tuned
-    assert changed(given, changes(given, given, "Cycle", lambda _: None), lambda _: None) is given
-    with pytest.raises(sv.SamplingError, match="Cycle was tuned to a object, which a checkpoint cannot hold"):
-        changes(given, object(), "Cycle", lambda _: None)
+    described = describe_changes(given, tuned, "Cycle", lambda _: None)
+    assert apply_changes(given, described, lambda _: None) == tuned
+    assert apply_changes(given, describe_changes(given, given, "Cycle", lambda _: None), lambda _: None) is given
+    with pytest.raises(sv.SamplingError, match="Cycle was tuned to a object, which cannot be saved"):
+        describe_changes(given, object(), "Cycle", lambda _: None)

@@ -1,4 +1,4 @@
-"""Tasks on several processes: lost workers are replaced, errors arrive, and nothing is left behind."""
+"""Tasks on several processes: dead workers are replaced, errors are passed on, and no process remains."""
 
 from __future__ import annotations
 
@@ -17,12 +17,10 @@ import pytest
 import torch
 
 from structured_voronoi.core.errors import NoStartError, SamplingError
-from structured_voronoi.workers.pool import RUNS, Crew, Report, Work
-from structured_voronoi.workers.processes import Processes
+from structured_voronoi.workers.messages import Report, Work
 from structured_voronoi.workers.parallel import map_tasks
-
-SECONDS = 30.0
-"""After which a process that should have ended is taken to go on for ever."""
+from structured_voronoi.workers.pool import MAX_ATTEMPTS, WorkerPool
+from structured_voronoi.workers.processes import ProcessWorkers
 
 
 def without_report(work: Callable[[int], int]) -> Work:
@@ -31,10 +29,10 @@ def without_report(work: Callable[[int], int]) -> Work:
 
 def on_two(work: Callable[[int], int], tasks: Sequence[int], label: str) -> list[int]:
     """The results of two workers, in the order of the tasks."""
-    with Crew(Processes(2), partial(without_report, work)) as crew:
+    with WorkerPool(ProcessWorkers(2), partial(without_report, work)) as pool:
         for task in tasks:
-            crew.add(task, partial(int, task), f"{label} {task}")
-        return [result for _, result in sorted(crew.results())]
+            pool.submit(task, partial(int, task), f"{label} {task}")
+        return [result for _, result in sorted(pool.results())]
 
 
 def square(task: int) -> int:
@@ -42,7 +40,7 @@ def square(task: int) -> int:
 
 
 def die_at_three(task: int, scratch: Path, times: int) -> int:
-    """A worker that is killed in the middle of a task, the first so many times."""
+    """Kill the worker during task 3, a number of times."""
     if task == 3:
         (scratch / f"{os.getpid()}").touch()
         if len(list(scratch.iterdir())) <= times:
@@ -52,7 +50,7 @@ def die_at_three(task: int, scratch: Path, times: int) -> int:
 
 def fail(task: int) -> int:
     if task == 1:
-        raise NoStartError("no start was found; choose another")
+        raise NoStartError("none was found", argument="start", remedy="choose another", cause="bad luck")
     return task
 
 
@@ -65,7 +63,7 @@ def exit_by_itself(task: int) -> int:
 
 
 def is_alive(process: int) -> bool:
-    """Is there such a process, and does it still run?"""
+    """True if there is such a process and it has not ended."""
     try:
         state = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
     except OSError:
@@ -73,57 +71,67 @@ def is_alive(process: int) -> bool:
     return state != "Z"
 
 
-def wait_until(condition: object) -> bool:
-    assert callable(condition)
-    until = time.monotonic() + SECONDS
+def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
+    """Wait until a condition holds, or the time is over."""
+    until = time.monotonic() + seconds
     while not condition() and time.monotonic() < until:
         time.sleep(0.05)
-    return bool(condition())
+    return condition()
 
 
-def tell(task: int, report: Report) -> int:
+def report_three_times(task: int, report: Report) -> int:
     for step in range(3):
         report(10 * task + step)
     return task
 
 
-def prepare_to_tell() -> Work:
-    return tell
+def prepare_to_report() -> Work:
+    return report_three_times
 
 
 def test_reports_arrive_in_order_before_the_result() -> None:
-    heard: list[tuple[int, int]] = []
-    with Crew(Processes(1), prepare_to_tell, lambda number, message: heard.append((number, message))) as crew:
-        crew.add(4, lambda: 4, "told")
-        for number, result in crew.results():
+    reports: list[tuple[int, int]] = []
+
+    def record(number: int, message: int) -> None:
+        reports.append((number, message))
+
+    with WorkerPool(ProcessWorkers(1), prepare_to_report, record) as pool:
+        pool.submit(4, lambda: 4, "reporting")
+        for number, result in pool.results():
             assert (number, result) == (4, 4)
-            assert heard == [(4, 40), (4, 41), (4, 42)]
+            assert reports == [(4, 40), (4, 41), (4, 42)]
 
 
-def test_results_come_in_the_order_of_the_tasks() -> None:
+def test_results_are_in_the_order_of_the_tasks() -> None:
     assert map_tasks(square, range(5), "squares", progress=False, workers=2) == [0, 1, 4, 9, 16]
 
 
-def test_a_killed_worker_is_replaced_and_its_task_run_again(tmp_path: Path) -> None:
-    work = partial(die_at_three, scratch=tmp_path, times=RUNS - 1)
+def test_killed_worker_is_replaced_and_its_task_computed_again(tmp_path: Path) -> None:
+    work = partial(die_at_three, scratch=tmp_path, times=MAX_ATTEMPTS - 1)
     assert on_two(work, range(5), "squares") == [0, 1, 4, 9, 16]
-    assert len(list(tmp_path.iterdir())) == RUNS  # each time in a new process
+    assert len(list(tmp_path.iterdir())) == MAX_ATTEMPTS  # each time in a new process
 
 
-def test_a_task_that_kills_every_worker_is_named_with_the_signal(tmp_path: Path) -> None:
-    work = partial(die_at_three, scratch=tmp_path, times=RUNS)
-    with pytest.raises(SamplingError, match=rf"squares 3: its worker died {RUNS} times, at last by signal 9 \(SIGKILL"):
+def test_task_that_kills_every_worker_is_named_with_the_signal(tmp_path: Path) -> None:
+    work = partial(die_at_three, scratch=tmp_path, times=MAX_ATTEMPTS)
+    with pytest.raises(SamplingError) as caught:
         on_two(work, range(3, 5), "squares")
+    assert caught.value.message == f"squares 3: its worker died {MAX_ATTEMPTS} times"
+    assert caught.value.cause == "signal 9 (SIGKILL)"
 
 
-def test_errors_of_a_task_arrive_in_one_line() -> None:
-    with pytest.raises(NoStartError, match=r"^no start was found; choose another$"):
+def test_errors_of_tasks_keep_their_class_and_fields() -> None:
+    with pytest.raises(NoStartError) as caught:
         on_two(fail, range(3), "failures")
-    with pytest.raises(SamplingError, match=r"^ZeroDivisionError: integer division") as caught:
+    error = caught.value
+    assert (error.argument, error.predicate, error.cause) == ("start", "none was found", "bad luck")
+    assert error.remedy == "choose another"
+    with pytest.raises(SamplingError, match=r"^ZeroDivisionError: integer division") as other:
         on_two(stumble, range(3), "failures")
-    assert "in stumble" in str(caught.value.__cause__)  # where it was, for --debug
-    with pytest.raises(SamplingError, match="exit code 7"):
+    assert "in stumble" in str(other.value.__cause__)  # the traceback, for --debug
+    with pytest.raises(SamplingError) as ended:
         on_two(exit_by_itself, range(1), "exits")
+    assert ended.value.cause == "exit code 7"
 
 
 class Pair(NamedTuple):
@@ -132,47 +140,48 @@ class Pair(NamedTuple):
 
 
 def answer_by_number(task: int) -> object:
-    """Something to send, and what cannot be sent."""
+    """Data, and objects that are none."""
     good = {"tensor": torch.arange(3), "nan": [math.nan, None], "bytes": b"\x00\xff", "tuple": (1, "a")}
     return [good, Pair(1, 2), {1: 2.0}, range(3)][task]
 
 
-def test_results_are_data_and_others_are_refused_with_and_without_workers() -> None:
+def test_results_that_are_not_data_are_refused_with_and_without_workers() -> None:
     for workers in (1, 2):
         [good] = map_tasks(answer_by_number, [0], "answers", progress=False, workers=workers)
         assert torch.equal(good["tensor"], torch.arange(3))
         assert (good["bytes"], good["tuple"]) == (b"\x00\xff", (1, "a"))
         assert math.isnan(good["nan"][0])
         for task in (1, 2, 3):
-            with pytest.raises(SamplingError, match=r"^a worker's result cannot be sent \(the answer.*; let it be of"):
+            with pytest.raises(SamplingError, match=r"^a worker's result cannot be sent \(the answer"):
                 map_tasks(answer_by_number, [task], "answers", progress=False, workers=workers)
 
 
 class NoBoundError(ValueError):
-    """A user's error that is called like one of ours."""
+    """A user's error with the name of one of ours."""
 
 
 def fail_otherwise(task: int) -> int:
     raise NoBoundError("none")
 
 
-def test_an_error_of_the_user_is_not_taken_for_ours() -> None:
+def test_error_of_the_user_with_the_name_of_ours_is_a_sampling_error() -> None:
     with pytest.raises(SamplingError, match=r"^NoBoundError: none$") as caught:
         on_two(fail_otherwise, range(1), "failures")
     assert type(caught.value) is SamplingError
 
 
-def test_work_that_cannot_be_sent_is_refused_with_a_remedy() -> None:
-    with pytest.raises(SamplingError, match="top of a module"):
+def test_function_that_cannot_be_pickled_is_refused() -> None:
+    with pytest.raises(SamplingError) as caught:
         on_two(lambda task: task, range(3), "lambdas")
+    assert "at the top of a module" in caught.value.remedy
 
 
 SCRIPT = """
 import os, time
 from functools import partial
 from pathlib import Path
-from structured_voronoi.workers.processes import Processes
-from structured_voronoi.workers.pool import Crew
+from structured_voronoi.workers.processes import ProcessWorkers
+from structured_voronoi.workers.pool import WorkerPool
 
 def sleep(task, report):
     Path(f"{task}.pid").write_text(str(os.getpid()))
@@ -182,10 +191,10 @@ def prepare():
     return sleep
 
 if __name__ == "__main__":
-    with Crew(Processes(2), prepare) as crew:
+    with WorkerPool(ProcessWorkers(2), prepare) as pool:
         for task in range(2):
-            crew.add(task, partial(int, task), "sleeping")
-        list(crew.results())
+            pool.submit(task, partial(int, task), "sleeping")
+        list(pool.results())
 """
 
 
@@ -204,7 +213,7 @@ def test_workers_end_with_their_parent(killer: signal.Signals, tmp_path: Path) -
         parent.wait()
 
 
-def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
+def test_script_without_main_guard_gets_an_error_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT.replace('if __name__ == "__main__":', "if True:"), encoding="utf-8")
     done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1

@@ -53,7 +53,7 @@ class Part:
 class Manifest:
     """What a checkpoint folder holds."""
 
-    FORMAT: ClassVar[int] = 2
+    FORMAT: ClassVar[int] = 1
 
     kind: str
     """The command or function that the run belongs to."""
