@@ -37,12 +37,13 @@ from hypothesis import strategies as st
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import structured_voronoi as sv
+from structured_voronoi.controls.parsing import parse_control
 from structured_voronoi.cli.prompt_files import read_prompts
 from structured_voronoi.controls import BUNDLED_CONTROLS
 from structured_voronoi.core.errors import one_line
 from structured_voronoi.lookahead.lookahead import untrained
 from structured_voronoi.models.corpora import Corpus, labelled_texts, load_corpus
-from structured_voronoi.models.loading import BUNDLED
+from structured_voronoi.models.loading import BUNDLED, load_model
 from structured_voronoi.models.restaurants import descriptions
 from structured_voronoi.models.training import TrainingSettings, train_language_model
 from structured_voronoi.models.training_run import CHECKPOINT_FOLDER, TrainingCheckpoint
@@ -150,7 +151,7 @@ def _contents(folder: Path | None) -> dict[str, bytes]:
 
 # Command lines
 
-TINY = {"-n": "1", "--length": "2", "--ends": "never", "--sampler": "ancestral"}
+TINY = {"-n": "1", "--max-tokens": "2", "--finish": "length", "--sampler": "ancestral"}
 """Of `svs sample`: what is accepted is done at once."""
 NOT_WHOLE = ["1.5", "0x10", "1e3", "1e12", "nan", "inf", "-", "", " ", "٣", "1,000", "--", "½", "0b1", "1.0", "１"]
 ABSURD = [str(10**12), str(2**63), str(2**70), str(10**29), "9" * 400, "-1", "0", "-0", str(-(2**63))]
@@ -270,9 +271,9 @@ def strange_places() -> Path:
 def fuzz_sample(draw: Draw) -> Outcome:
     options = dict(TINY)
     hostile: dict[str, st.SearchStrategy[str]] = {
-        **dict.fromkeys(["-n", "--length", "--seed", "--warmup", "--thin"], INTEGERS),
+        **dict.fromkeys(["-n", "--max-tokens", "--seed", "--warmup", "--thin"], INTEGERS),
         **dict.fromkeys(["--scale", "--tolerance", "--control-timeout"], REALS),
-        **dict.fromkeys(["--prompt", "--suffix", "--stop", "--system", "--ends", "--sampler", "--start"], TEXTS),
+        **dict.fromkeys(["--prompt", "--suffix", "--stop", "--system", "--finish", "--sampler", "--start"], TEXTS),
         **dict.fromkeys(["--model", "--device", "--dtype", "--prompt-column"], NAMES),
         "--device": st.sampled_from(["meta", "cuda", "cuda:99", "xla", "cpu:7", "tpu", "", "vulkan"]),
         "--dtype": st.sampled_from(["int8", "float8", "double", "complex64", "", "float"]),
@@ -385,7 +386,7 @@ def fuzz_model_folder(draw: Draw) -> Outcome:
     folder, case = _damage_folder(draw, BUNDLED, "model")
 
     def use() -> None:
-        target = sv.LanguageModel.load(str(folder), prompt="Near the", length=2)
+        target = sv.load(str(folder)).target("Near the", max_tokens=2)
         sv.sample(target, sv.Ancestral(), chains=1, draws=1, progress=False)
 
     return judge(case, use)
@@ -431,7 +432,7 @@ def fuzz_gguf(draw: Draw) -> Outcome:
 
     def use() -> None:
         with _memory(MOST_MEMORY):
-            target = sv.LanguageModel.load(str(path), prompt="Near the", length=2)
+            target = sv.load(str(path)).target("Near the", max_tokens=2)
             sv.sample(target, sv.Ancestral(), chains=1, draws=1, progress=False)
 
     return judge(f"GGUF: {how}", use)
@@ -439,8 +440,8 @@ def fuzz_gguf(draw: Draw) -> Outcome:
 
 @lru_cache
 def _gguf() -> bytes:
-    path, model = strange_places() / "whole.gguf", _model()
-    write_gguf(path, model.model, model.tokenizer)
+    path = strange_places() / "whole.gguf"
+    write_gguf(path, *load_model("bundled"))
     return path.read_bytes()
 
 
@@ -460,7 +461,7 @@ def fuzz_classifier_folder(draw: Draw) -> Outcome:
     folder, case = _damage_folder(draw, BUNDLED_CONTROLS / "food", "food")
 
     def use() -> None:
-        target = sv.Controlled(_model(), {sv.controls.parse_control(f"{folder}=Italian")[0]: 1.0})
+        target = _model().under([parse_control(f"{folder}=Italian")[0]])
         target.log_prob(torch.ones(1, 2, dtype=torch.int64))
 
     return judge(case, use)
@@ -510,12 +511,12 @@ def _stopped_training() -> Path:
 
 @lru_cache
 def _model() -> sv.LanguageModel:
-    return sv.LanguageModel.load("bundled", length=2)
+    return sv.load("bundled").target(max_tokens=2)
 
 
 @lru_cache
-def _controlled() -> sv.Controlled:
-    return sv.Controlled(_model(), {sv.controls.Predicate.keyword("a"): 1.0})
+def _controlled() -> sv.ControlledTarget:
+    return _model().under([sv.keyword("a")])
 
 
 ANSWERS: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -585,7 +586,7 @@ def fuzz_predicate(draw: Draw) -> Outcome:
     pattern = "".join(pieces) * repeats if draw(st.booleans()) else "(" * repeats + "".join(pieces) + ")" * repeats
 
     def use() -> None:
-        control = sv.controls.Predicate.regex(pattern)
+        control = sv.regex(pattern)
         control.log_prob(torch.zeros(2, 1), ["a" * 200 + "!", "ab" * 100])
 
     return judge(f"regex {pattern[:80]!r} × {repeats}", use)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import structured_voronoi as sv
 from structured_voronoi.engine.plan import plan_texts
-from structured_voronoi.engine.text_chains import TextRun
+from structured_voronoi.engine.text_chains import TextChains
 from structured_voronoi.geometry import masses
 from structured_voronoi.geometry.cells import cells_of
 from structured_voronoi.geometry.flows import Rotation
@@ -35,7 +35,7 @@ def peak():  # getrusage would include the parent process
 config = transformers.GPT2Config(vocab_size=50_257, n_positions=128, n_embd=32, n_layer=1, n_head=2)
 network = transformers.GPT2LMHeadModel(config).eval().requires_grad_(False)
 words = transformers.AutoTokenizer.from_pretrained(BUNDLED)
-model = sv.LanguageModel(network, words, length=64, allowed=list(range(50_000)), memory=int(sys.argv[1]))
+model = sv.LanguageModel(network, words).target(max_tokens=64, allowed=list(range(50_000)), memory=int(sys.argv[1]))
 tokens = torch.randint(50_000, (64, 64))
 before = peak()
 for score in (model.log_prob, model.log_prob_and_grad):
@@ -53,7 +53,7 @@ def test_logits_of_a_large_vocabulary_stay_within_the_bound(memory: int, least: 
 
 def test_language_models_do_not_depend_on_the_memory_bound() -> None:
     whole, parts = sv.load("bundled").target(max_tokens=9, suffix=" pub."), None
-    parts = sv.LanguageModel(whole.model, whole.tokenizer).target(max_tokens=9, suffix=" pub.", memory=2**17)
+    parts = sv.LanguageModel(whole.network, whole.tokenizer).target(max_tokens=9, suffix=" pub.", memory=2**17)
     tokens = redraw(bind(whole), torch.full((24, 9), 300), 0, 9, torch.rand(24, 9, dtype=torch.float64)).tokens
     torch.testing.assert_close(parts.log_prob(tokens), whole.log_prob(tokens), rtol=0, atol=2e-5)
     for mine, theirs in zip(parts.log_prob_and_grad(tokens), whole.log_prob_and_grad(tokens), strict=True):
@@ -100,8 +100,10 @@ class CountRows:
 def test_ancestral_texts_are_decoded_once() -> None:
     """64 texts are 64 rows: log-probabilities from drawing are the score."""
     model = sv.load("bundled").target(max_tokens=4)
-    counted = CountRows(model.model)
-    texts = [text for batch in TextRun(model, plan_texts(model, "ancestral"), seed=0).draw(64) for text in batch.texts]
+    counted = CountRows(model.network)
+    texts = [
+        text for batch in TextChains(model, plan_texts(model, "ancestral"), seed=0).draw(64) for text in batch.texts
+    ]
     assert len(texts) == 64
     assert counted.rows == 64
 
@@ -114,7 +116,7 @@ def test_fudge_reads_each_text_once() -> None:
         nonlocal places
         places += named["input_ids"].numel()
 
-    model.model.base_model.register_forward_pre_hook(count, with_kwargs=True)
+    model.network.base_model.register_forward_pre_hook(count, with_kwargs=True)
     sv.sample(
         model, sv.baselines.Fudge(lambda prefixes: torch.zeros(len(prefixes)), candidates=5), chains=8, draws=1, seed=0
     )

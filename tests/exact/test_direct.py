@@ -169,7 +169,7 @@ class Second:
         return torch.where(tokens[:, 1] == self.favourite, 1.0, -1.0)
 
 
-def language_model() -> sv.LanguageModel:
+def language_model() -> sv.TextTarget:
     return sv.load("bundled").target("Near the", max_tokens=2, allowed=[300, 310, 320, 330])
 
 

@@ -181,7 +181,7 @@ BOUNDED = ["words=5..12", "words=..4", "words=3", "words=8..", "words=..0", "cha
 @pytest.mark.parametrize("written", BOUNDED)
 def test_bounds_and_allowed_words_are_compiled(written: str) -> None:
     """The automaton over tokens agrees with the control on decoded texts, spaces before words and all."""
-    control, _ = parse_control(written)
+    control = parse_control(written)
     model, source = sv.load("bundled").target(max_tokens=12), random.Random(1)
     likely = model.tokenizer(" the pub is in a café, and, the cheap  The\n is a a", add_special_tokens=False)[
         "input_ids"
@@ -226,8 +226,8 @@ def likes_pubs(text: str) -> float:
 
 CONTROLS: dict[str, Any] = {
     "keyword": lambda: [sv.keyword("pub")],
-    "regex": lambda: [sv.regex(r"cheap.*place|and a$"): 1.0, ~sv.keyword("restaurant")],
-    "classifier": lambda: {sv.label("price", "cheap"): 1.5},
+    "regex": lambda: [sv.regex(r"cheap.*place|and a$"), ~sv.keyword("restaurant")],
+    "classifier": lambda: [sv.label("price", "cheap", weight=1.5)],
     "black box": lambda: [Predicate(likes_pubs)],
 }
 
@@ -452,10 +452,9 @@ def test_lookaheads_are_kept_and_only_for_their_target(tmp_path: Path) -> None:
     size = len(target.embeddings)
     config = transformers.GPT2Config(vocab_size=size, n_positions=16, n_embd=8, n_layer=1, n_head=1)
     narrow = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+    other = sv.TextTarget(sv.LanguageModel(narrow, target.tokenizer), max_tokens=3)
     with pytest.raises(sv.SamplingError, match=r"fitted to another width \(\d+, not 8\); fit one"):
-        sv.sample(
-            sv.TextTarget(sv.LanguageModel(narrow, target.tokenizer), max_tokens=3), sv.Guided(lookahead), 2, 1, progress=False
-        )
+        sv.sample(other, sv.Guided(lookahead), 2, 1, progress=False)
 
 
 def damage_settings(folder: Path, settings: str) -> None:

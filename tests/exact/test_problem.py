@@ -84,8 +84,8 @@ def test_misspelt_attributes_of_controls_are_refused() -> None:
     model = sv.load("bundled").target(max_tokens=2)
     with pytest.raises(sv.SamplingError, match="control Bounded has `bounds`; did you mean `bound`"):
         model.under([Bounded()])
-    with pytest.raises(sv.SamplingError, match=r"is not a control: it needs a `name`.*sv\.controls\.Predicate"):
-        model.under([len])
+    with pytest.raises(sv.SamplingError, match="is not a control"):
+        model.under([42])
 
 
 def test_objects_that_are_no_target_are_refused() -> None:
@@ -226,14 +226,14 @@ def test_geometry_is_built_once_for_a_target(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_texts_build_geometry_once_and_redraws_build_none(monkeypatch: pytest.MonkeyPatch) -> None:
     from structured_voronoi.engine.plan import plan_texts
-    from structured_voronoi.engine.text_chains import TextRun
+    from structured_voronoi.engine.text_chains import TextChains
 
     counted, model = Counted(monkeypatch), sv.load("bundled").target(max_tokens=4, suffix=" pub")
-    list(TextRun(model, plan_texts(model, "svs+refresh", warmup=0), seed=0).draw(20))
+    list(TextChains(model, plan_texts(model, "svs+refresh", warmup=0), seed=0).draw(20))
     assert (counted.cells, counted.spacings) == (1, 1)
     other = sv.load("bundled").target(max_tokens=4)
     for name in ("refresh", "rejection", "ancestral"):
-        list(TextRun(other, plan_texts(other, name), seed=0).draw(2))
+        list(TextChains(other, plan_texts(other, name), seed=0).draw(2))
     assert counted.cells == 1
 
 
@@ -463,7 +463,7 @@ def test_plans_report_whether_chains_start_at_the_truth() -> None:
 def test_targets_of_one_network_share_their_geometry(monkeypatch: pytest.MonkeyPatch) -> None:
     counted, loaded = Counted(monkeypatch), sv.load("bundled").target(max_tokens=2)
     for prompt in ("", "Near the", "The"):
-        model = sv.LanguageModel(loaded.model, loaded.tokenizer).target(prompt, max_tokens=2)
+        model = sv.LanguageModel(loaded.network, loaded.tokenizer).target(prompt, max_tokens=2)
         sv.sample(model, sv.SVS(0.4, dimensions=8), chains=2, draws=1, warmup=0, progress=False)
     assert counted.cells == 1
     target = Pairs()

@@ -19,11 +19,11 @@ from structured_voronoi.problem.problem import bind
 Keyword = sv.keyword
 
 
-def bundled(length: int = 6, **settings: Any) -> sv.LanguageModel:
+def bundled(length: int = 6, **settings: Any) -> sv.TextTarget:
     return sv.load("bundled").target(max_tokens=length, **settings)
 
 
-class Unordered(sv.ControlledTargetTarget):
+class Unordered(sv.ControlledTarget):
     """A target whose redraw does not support parents."""
 
     reorders = False
@@ -57,7 +57,7 @@ def test_targets_that_cannot_reorder_are_redrawn_by_conditionals() -> None:
     controls = {Keyword("the"): 1.0}
     found = [
         sv.baselines.SMC.bootstrap(8, threshold=1.0).run(kind(bundled(), controls), sv.Rng(0, 4))
-        for kind in (sv.ControlledTargetTarget, Unordered)
+        for kind in (sv.ControlledTarget, Unordered)
     ]
     assert torch.equal(found[0].tokens, found[1].tokens)
     torch.testing.assert_close(found[0].log_weight, found[1].log_weight, atol=1e-4, rtol=0)

@@ -37,7 +37,7 @@ def z_score(sampler: sv.baselines.SMC, target: Any, truth: float, systems: int) 
     return float((z.mean() - truth) / (z.std() / systems**0.5))
 
 
-def texts_of(words: sv.LanguageModel) -> Tensor:
+def texts_of(words: sv.TextTarget) -> Tensor:
     return torch.cartesian_prod(*[words.allowed.nonzero().squeeze(-1)] * words.length)
 
 
@@ -62,7 +62,7 @@ def test_z_is_unbiased_on_texts() -> None:
     """The cache of the decoder follows its particles; the controls are two patterns and a black box."""
     loaded = sv.load("bundled").target()
     tokens = [loaded.tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in WORDS]
-    words = sv.LanguageModel(loaded.model, loaded.tokenizer).target("The Old Mill is a", max_tokens=3, allowed=tokens)
+    words = sv.LanguageModel(loaded.network, loaded.tokenizer).target("The Old Mill is a", max_tokens=3, allowed=tokens)
     pubs = Predicate(lambda text: 0.9 if text.count("pub") == 2 else 0.1, "pubs")
     controls = {~sv.keyword("restaurant"): 1.0, sv.regex("cheap|and a$"): 1.0, pubs: 1.0}
     target = words.under(controls)

@@ -151,9 +151,9 @@ def test_verify_passes_and_fails_for_a_false_claim(capsys: pytest.CaptureFixture
 
     by_name = {case.sampler: case for case in sv.verify.cases()}
     assert check_cases([by_name["gwg"], by_name["langevin"]], chains=2000, seed=3) == 0
-    assert "0 of 1 claims of exactness failed" in capsys.readouterr().out
-    assert check_cases([by_name["langevin"]._replace(claims_exact=True)], chains=2000, seed=3) == 1
-    assert "FAILED" in capsys.readouterr().out
+    assert "0 of 1 exact samplers failed" in capsys.readouterr().out
+    assert check_cases([by_name["langevin"]._replace(exact_on_target=True)], chains=2000, seed=3) == 1
+    assert "1 of 1 exact samplers failed" in capsys.readouterr().out
 
 
 def test_interrupt_ends_at_once_and_leaves_no_half_report(tmp_path: Path) -> None:

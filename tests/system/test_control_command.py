@@ -23,15 +23,16 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def test_controls_add_up_and_get_their_columns(tmp_path: Path) -> None:
     (tmp_path / "rules.py").write_text("def short(text):\n    return 0.5 if len(text) < 60 else 0.25\n")
     words = ("--control", "food=Italian@1.5", "--control", "keyword=the", "--control", "rules:short")
-    svs("sample", "-n", "3", "--ends", "never", "--length", "10", *QUICK, *words, "--out", "texts.jsonl", cwd=tmp_path)
+    shape = ("-n", "3", "--finish", "length", "--max-tokens", "10", "--out", "texts.jsonl")
+    svs("sample", *shape, *QUICK, *words, cwd=tmp_path)
     found = lines(tmp_path / "texts.jsonl")
     assert len(found) == 3
     for line in found:
         assert re.search(r"\bthe\b", line["text"], re.IGNORECASE)
         assert line["keyword=the"] == 1
         assert line["rules:short"] == (0.5 if len(line["text"]) < 60 else 0.25)
-        energy = -line["log_prob"] - 1.5 * log(line["food=Italian"]) - log(line["rules:short"])
-        assert line["energy"] == pytest.approx(energy, abs=1e-3)
+        log_target = line["log_prob"] + 1.5 * log(line["food=Italian"]) + log(line["rules:short"])
+        assert line["log_target"] == pytest.approx(log_target, abs=1e-3)
 
 
 def test_the_how_to_page_from_table_to_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,10 +53,10 @@ def test_the_how_to_page_from_table_to_texts(tmp_path: Path, monkeypatch: pytest
         (["sample", "--control", "food=Martian"], "known: Chinese, English, Fast food"),
         (["sample", "--control", "colour=red"], "'colour=red' is unknown"),
         (["sample", "--control", "regex=("], "not a regular expression"),
-        (["sample", "--control", "keyword=a", "--control", "keyword=a"], "two controls are called 'keyword=a'"),
+        (["sample", "--control", "keyword=a", "--control", "keyword=a"], "two controls have the name 'keyword=a'"),
         (["train", "classifier", "--data", "no.csv", "--label", "y", "--out", "x"], "no.csv cannot be read"),
         (["train", "classifier", "--data", "builtin", "--label", "fod", "--out", "x"], "did you mean 'food'"),
-        (["train", "classifier", "--data", "one.csv", "--label", "y", "--out", "x"], "two classes or more"),
+        (["train", "classifier", "--data", "one.csv", "--label", "y", "--out", "x"], "two labels or more"),
         (["train", "classifier", "--data", "one.csv", "--text", "t", "--label", "y", "--out", "x"], "no column 't'"),
     ],
 )

@@ -34,7 +34,7 @@ from structured_voronoi.models.classifiers import Light, save_classifier
 from structured_voronoi.problem import starts
 from system.commands import svs
 
-TINY = ("sample", "-n", "1", "--length", "2", "--ends", "never")
+TINY = ("sample", "-n", "1", "--max-tokens", "2", "--finish", "length")
 CONTROLLED = (*TINY, "--sampler", "rejection", "--control")
 RULES = """
 import sys, time
@@ -120,14 +120,14 @@ def test_every_whole_number_of_every_command_is_read_in_digits() -> None:
     ("words", "said"),
     [
         (["sample", "-n", "1.5"], "-n '1.5' is not a whole number of at most 30 digits; write one, for example -n 10"),
-        (["sample", "--length", "0x10"], "--length '0x10' is not a whole number"),
+        (["sample", "--max-tokens", "0x10"], "--max-tokens '0x10' is not a whole number"),
         (["sample", "--warmup", "1e3"], "--warmup '1e3' is not a whole number"),
         (["sample", "--seed", str(2**70)], "has more than 63 bits; use a number below 2**63"),
         (["sample", "-n", str(10**12)], "n = 1000000000000 is more than 1,000,000,000; choose a smaller number"),
         (["sample", "-n", str(10**9)], "1000000000 texts would take about"),
         (["sample", "--warmup", str(10**9)], "the record of 1000000001 steps would take about"),
-        (["sample", "--length", str(10**9)], "8 texts would take about"),
-        (["sample", "--length", "5000"], "exceed the model's context of 128"),
+        (["sample", "--max-tokens", str(10**9)], "8 texts would take about"),
+        (["sample", "--max-tokens", "5000"], "exceed the model's context of 128"),
         (["sample", "--scale", "1e300"], "scale = 1e+300 is beyond what can be computed with"),
         (["sample", "--tolerance", "nan"], "tolerance = nan is not a distance"),
         (["sample", "--tolerance", "0.5"], "tolerance = 0.5 is not a distance"),

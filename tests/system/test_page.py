@@ -255,7 +255,7 @@ def test_the_race_shows_who_is_biased() -> None:
 
 def test_texts_are_those_of_the_command(tmp_path: Path) -> None:
     out = tmp_path / "texts.jsonl"
-    words = ("--sampler", "svs+refresh", "--warmup", "2", "--length", "12", "--ends", "never", "--seed", "5")
+    words = ("--sampler", "svs+refresh", "--warmup", "2", "--max-tokens", "12", "--finish", "length", "--seed", "5")
     svs("sample", "-n", "3", "--control", "food=Italian@2", *words, "--out", str(out))
     form = TextForm(
         controls=[ControlForm(kind="food", value="Italian", weight=2)],

@@ -156,7 +156,7 @@ def test_italian_reviews_are_drawn_stopped_and_downloaded(open_tab: OpenTab) -> 
     tab.click("#stop")
     eventually(tab.locator("#status"), "Stopped: 3 texts")
     lines = downloaded(tab)
-    assert [line["chain"] for line in lines] == [0, 1, 2]
+    assert [line["index"] for line in lines] == [0, 1, 2]
     assert all(line["stopped_at"] < line["steps"] == 1001 for line in lines)
     assert tab.locator("#texts tbody tr").count() == 3
 

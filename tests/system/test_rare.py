@@ -120,8 +120,8 @@ def test_the_weighted_energy_and_its_error() -> None:
 @pytest.mark.filterwarnings("default")
 def test_genlm_control_draws_from_the_same_target() -> None:
     """Its estimates of Z agree with the share of plain texts; its energies are ours."""
-    model = sv.LanguageModel.load("bundled", length=8)
-    target = sv.Controlled(model, {sv.controls.Predicate.keyword("near"): 1.0})
+    model = sv.load("bundled").target(max_tokens=8)
+    target = model.under([sv.keyword("near")])
     found = Peer(target, 32, 0.5).run(12, seed=0)
     assert found.tokens.shape == (12, 32, 8)
     assert model.allowed[found.tokens].all()

@@ -195,7 +195,7 @@ def chain_status(batches: list[Batch], plan: Plan, target: TextTarget | Controll
     parts.append(f"{evaluations:.3g} evaluation{'' if evaluations == 1 else 's'} per text")
     impossible, proposals = (_total(batches, name) for name in ("nonfinite", "evaluations"))
     if impossible:
-        parts.append(f"{impossible:,} of {proposals:,} proposals violated a control")
+        parts.append(f"{impossible:,} of {proposals:,} proposals had probability 0")
     if not plan.is_exact:
         parts.append("approximate sampler")
     return "; ".join(parts)

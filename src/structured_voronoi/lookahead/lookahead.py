@@ -140,7 +140,7 @@ class Lookahead:
     --------
     >>> import structured_voronoi as sv
     >>> model = sv.LanguageModel.load("bundled", length=6)
-    >>> target = sv.ControlledTargetTarget(model, {sv.keyword("river"): 1.0})
+    >>> target = sv.ControlledTarget(model, {sv.keyword("river"): 1.0})
     >>> lookahead = sv.Lookahead.fit(target, texts=64, seed=0)
     >>> sorted(lookahead.heads)
     ['keyword=river']
