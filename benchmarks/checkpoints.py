@@ -1,6 +1,6 @@
-"""What checkpoints cost: seconds of a write, for chains of several kinds, against the seconds between two.
+"""The cost of checkpoints: seconds per save for several kinds of chains, and the share of the time spent on saving.
 
-`python benchmarks/checkpoints.py` prints a table; `--json FILE` keeps the figures.
+`python benchmarks/checkpoints.py` prints a table; `--json FILE` writes the figures to a file.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import argparse
 import json
 import statistics
 import tempfile
-from itertools import islice
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -18,11 +17,12 @@ import torch
 
 import structured_voronoi as sv
 from structured_voronoi.core.contracts import Chains
-from structured_voronoi.engine.checkpoint import SECONDS, SHARE, Checkpoint
+from structured_voronoi.engine.chains import ChainPosition
+from structured_voronoi.engine.checkpoint import CheckpointSettings
+from structured_voronoi.engine.folder_checkpoint import FolderCheckpoint
 from structured_voronoi.problem.problem import bind
 from structured_voronoi.samplers.registry import text_sampler
-
-WRITES = 7
+from structured_voronoi.storage.store import Store
 
 
 def main() -> None:
@@ -40,37 +40,36 @@ def main() -> None:
     found = {name: measure(*case) for name, case in cases.items()}
     for name, figures in found.items():
         print(
-            f"{name}: {figures['seconds']:.3f} s a write ({figures['megabytes']:.1f} MB), "
+            f"{name}: {figures['seconds']:.3f} s per save ({figures['megabytes']:.1f} MB), "
             f"{figures['share']:.2%} of the time, one every {figures['every']:.0f} s"
         )
     if asked.json is not None:
         asked.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
-def measure(target: Any, sampler: Any, chains: int) -> dict[str, float]:
-    """The median of some writes of a run in which every chain has taken a step."""
+def measure(target: Any, sampler: Any, chains: int, saves: int = 7) -> dict[str, float]:
+    """The median over several saves of chains that have taken no step."""
     problem = bind(target)
     running = Chains(sampler, problem, sv.Rng(0, chains))
-    next(islice(running, 0, 1))
     seconds = []
-    with tempfile.TemporaryDirectory(dir=".") as folder, Checkpoint(folder) as kept:
-        kept.begin("measurement", problem, {})
-        bookmark = kept.bookmark("chains", running)
-        for done in range(WRITES):
+    with tempfile.TemporaryDirectory(dir=".") as folder, FolderCheckpoint(Store(folder)) as checkpoint:
+        checkpoint.begin("measurement", problem, {})
+        position = ChainPosition(checkpoint, "chains", running)
+        for done in range(saves):
             began = perf_counter()
-            bookmark.put({"steps": done})
-            kept.reach(done, WRITES, "writes")
-            kept.save()
+            position.put({"steps": done})
+            checkpoint.record_progress(done, saves, "saves")
+            checkpoint.save()
             seconds.append(perf_counter() - began)
-        size = sum(part.size for part in kept.store.run.parts.values())
-    middle = statistics.median(seconds)
-    every = max(SECONDS, middle / SHARE)
+        size = sum(part.size for part in checkpoint.store.run.parts.values())
+    settings, median = CheckpointSettings(), statistics.median(seconds)
+    every = max(settings.interval, median / settings.max_time_share)
     return {
-        "seconds": middle,
+        "seconds": median,
         "slowest": max(seconds),
         "megabytes": size / 1e6,
         "every": every,
-        "share": middle / (every + middle),
+        "share": median / (every + median),
     }
 
 

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from structured_voronoi.controls.predicate import Predicate
 from structured_voronoi.engine.proposals import Proposal
 from structured_voronoi.engine.rounds import Rounds
 from structured_voronoi.engine.settings import EngineSettings

@@ -1,8 +1,8 @@
-"""Kill runs at random moments and see that nothing is lost: `python benchmarks/kills.py --kills 200 --seed 0`.
+"""Kill runs at random moments and check that nothing is lost: `python benchmarks/kills.py --kills 200 --seed 0`.
 
 Each job runs in a process of its own that is killed (SIGKILL) at a random moment: before or after one of its steps,
-writes, renames or removals of files, or simply after some time. It is started again in the same way, and killed again,
-until it ends by itself. What it gives then must equal, bit for bit, what a run without any checkpoint gives.
+writes, renames or removals of files, or after a random time. It is started again and killed again until it ends by
+itself. Its result must equal, bit for bit, that of a run without a checkpoint.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import xarray  # noqa: F401 (so that it is imported once and not in every process)
+import xarray  # noqa: F401 (imported once, and not in every process)
 
 import structured_voronoi as sv
 from structured_voronoi.core.contracts import Chains
-from structured_voronoi.engine import checkpoint as checkpoints
+from structured_voronoi.engine.checkpoint import CheckpointSettings
 from structured_voronoi.engine.settings import EngineSettings
 from structured_voronoi.lookahead.settings import LookaheadSettings
 from structured_voronoi.models.classifier_training import train_classifier
@@ -38,12 +38,17 @@ from structured_voronoi.models.training_run import TrainingCheckpoint
 from structured_voronoi.samplers import svs
 from structured_voronoi.targets.tabular import AutoregressiveTable
 
-ROUNDS = EngineSettings(
+SMALL_ROUNDS = EngineSettings(
     first_round=16, batch_rows=16, min_learning_tries=32, lookahead=LookaheadSettings(steps=20, batch=64)
 )
 
 Job = Callable[[Path | None, Path], bytes]
-"""(checkpoint or none, folder for results) -> all that the job gives."""
+"""(checkpoint folder or None, folder for results) -> the result of the job."""
+
+
+def every_step(folder: Path | None) -> CheckpointSettings:
+    """A checkpoint that is saved after every step."""
+    return CheckpointSettings(folder, interval=0.0, max_time_share=1e9)
 
 
 def main() -> int:
@@ -52,7 +57,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    checkpoints.SECONDS, checkpoints.SHARE = 0.0, float("inf")  # after every step
     svs.PILOT_SCALES, svs.PILOT_STEPS = (0.3, 0.7), 5
 
     source, kills, runs, lost = random.Random(asked.seed), 0, 0, []
@@ -73,14 +77,14 @@ def main() -> int:
 
 
 def count_moments(job: Job) -> tuple[int, float]:
-    """At how many moments a job can be killed, and its seconds."""
+    """The number of moments at which a job can be killed, and its seconds."""
     with tempfile.TemporaryDirectory() as folder:
         _, moments, seconds = run_once(job, Path(folder))
     return moments, seconds
 
 
 def run_with_kills(job: Job, folder: Path, moments: int, seconds: float, source: random.Random) -> tuple[bytes, int]:
-    """What a job gives in the end, and how often it was killed on the way."""
+    """The result of a job, and the number of times it was killed."""
     for kills in range(1000):
         if source.random() < 0.7:
             found, *_ = run_once(job, folder, kill_at=source.randint(1, moments))
@@ -94,7 +98,7 @@ def run_with_kills(job: Job, folder: Path, moments: int, seconds: float, source:
 def run_once(
     job: Job, folder: Path | None, kill_at: int | None = None, kill_after: float | None = None
 ) -> tuple[bytes, int, float]:
-    """The digest of what a job gives in a process of its own, nothing if it was killed; its moments and seconds."""
+    """The digest of the result of a job in a process of its own, empty if it was killed; its moments and seconds."""
     began, (reader, writer) = time.monotonic(), os.pipe()
     process = os.fork()
     if not process:
@@ -105,18 +109,18 @@ def run_once(
         time.sleep(kill_after)
         os.kill(process, signal.SIGKILL)
     with open(reader, "rb") as answer:
-        said = answer.read()
+        printed = answer.read()
     _, status = os.waitpid(process, 0)
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
         return b"", 0, 0.0
     if status:
         raise RuntimeError(f"a job ended with status {status}")
-    digest, moments = said.split()
+    digest, moments = printed.split()
     return digest, int(moments), time.monotonic() - began
 
 
 def _work(job: Job, folder: Path | None, writer: int, kill_at: int | None) -> None:
-    """The forked process, which never returns."""
+    """Run a job in the forked process, which ends here."""
     code = 1
     try:
         moments = 0
@@ -128,12 +132,12 @@ def _work(job: Job, folder: Path | None, writer: int, kill_at: int | None) -> No
                 os.kill(os.getpid(), signal.SIGKILL)
 
         for owner, name in [(os, "fsync"), (os, "replace"), (Path, "unlink"), (Chains, "__next__")]:
-            _between(owner, name, moment)
-        _between(torch.optim.AdamW, "step", moment)
+            _add_moments(owner, name, moment)
+        _add_moments(torch.optim.AdamW, "step", moment)
         results = Path(tempfile.mkdtemp() if folder is None else folder)
         results.mkdir(parents=True, exist_ok=True)
-        given = job(None if folder is None else folder / "checkpoint", results / "results")
-        os.write(writer, f"{hashlib.sha256(given).hexdigest()} {moments}".encode())
+        result = job(None if folder is None else folder / "checkpoint", results / "results")
+        os.write(writer, f"{hashlib.sha256(result).hexdigest()} {moments}".encode())
         if folder is None:
             shutil.rmtree(results)
         code = 0
@@ -143,8 +147,8 @@ def _work(job: Job, folder: Path | None, writer: int, kill_at: int | None) -> No
         os._exit(code)
 
 
-def _between(owner: Any, name: str, moment: Callable[[], None]) -> None:
-    """Moments before and after every call of a function."""
+def _add_moments(owner: Any, name: str, moment: Callable[[], None]) -> None:
+    """Make a moment before and after each call of a function."""
     function = getattr(owner, name)
 
     def called(*arguments: Any, **more: Any) -> Any:
@@ -174,12 +178,11 @@ def all_jobs() -> dict[str, Job]:
     }
     jobs |= {f"sample: {name}": sampling(table, sampler) for name, sampler in on_table.items()}
     jobs |= {f"sample: {name}": sampling(sentences, sampler) for name, sampler in on_sentences.items()}
-    model = sv.load("bundled").target(max_tokens=5)
-    food = {"food=Italian": 0.3}
+    model, food = sv.load("bundled"), [sv.label("food", "Italian", weight=0.3)]
     texts: dict[str, dict[str, Any]] = {
         "chains": {"controls": food, "n": 18, "sampler": "svs+refresh", "warmup": 2},
-        "prompts": {"prompts": ["Near the", "The", "At a"], "n": 30, "sampler": "ancestral"},
-        "prompts under control": {"prompts": ["Near the", "At"], "controls": food, "n": 9, "settings": ROUNDS},
+        "prompts": {"prompt": ["Near the", "The", "At a"], "n": 30, "sampler": "ancestral"},
+        "prompts with a control": {"prompt": ["Near the", "At"], "controls": food, "n": 9, "settings": SMALL_ROUNDS},
     }
     jobs |= {f"texts: {name}": generating(model, settings) for name, settings in texts.items()}
     return jobs | {
@@ -190,7 +193,7 @@ def all_jobs() -> dict[str, Job]:
 
 
 def tables() -> tuple[sv.TabularTarget, AutoregressiveTable]:
-    """Three positions over five tokens with a random field; the second is read from left to right, and scored."""
+    """Two distributions of three tokens with a random field; the second one is autoregressive and has scores."""
     generator = torch.Generator().manual_seed(3)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -205,7 +208,15 @@ def tables() -> tuple[sv.TabularTarget, AutoregressiveTable]:
 def sampling(target: Any, sampler: Any) -> Job:
     def job(checkpoint: Path | None, _: Path) -> bytes:
         draws = sv.sample(
-            target, sampler, chains=3, draws=6, warmup=3, thin=2, seed=7, checkpoint=checkpoint, progress=False
+            target,
+            sampler,
+            chains=3,
+            draws=6,
+            warmup=3,
+            thin=2,
+            seed=7,
+            checkpoint=every_step(checkpoint),
+            progress=False,
         )
         stats = draws["sample_stats"]
         columns = [stats[name].values.tobytes() for name in sorted(stats.data_vars)]
@@ -216,9 +227,10 @@ def sampling(target: Any, sampler: Any) -> Job:
 
 def generating(model: sv.LanguageModel, settings: dict[str, Any]) -> Job:
     def job(checkpoint: Path | None, results: Path) -> bytes:
-        found = sv.generate(model, length=5, ends="never", seed=7, progress=False, checkpoint=checkpoint, **settings)
+        settled = {"max_tokens": 5, "finish": "length", "seed": 7, "progress": False, **settings}
+        found = sv.generate(model, checkpoint=every_step(checkpoint), **settled)
         found.to_jsonl(results)
-        return results.read_bytes() + found.diagnosis.encode()
+        return results.read_bytes() + found.diagnostics.summary().encode()
 
     return job
 
@@ -226,7 +238,13 @@ def generating(model: sv.LanguageModel, settings: dict[str, Any]) -> Job:
 def estimating(target: AutoregressiveTable) -> Job:
     def job(checkpoint: Path | None, _: Path) -> bytes:
         found = sv.probability(
-            target, texts=256, seed=7, progress=False, monte_carlo=True, checkpoint=checkpoint, settings=ROUNDS
+            target,
+            texts=256,
+            seed=7,
+            progress=False,
+            monte_carlo=True,
+            checkpoint=every_step(checkpoint),
+            settings=SMALL_ROUNDS,
         )
         return repr(found).encode()
 

@@ -63,7 +63,7 @@ class Case:
     words: tuple[str, ...] = ()
     least: int = 0
 
-    def target(self, model: str) -> sv.ControlledTargetTarget:
+    def target(self, model: str) -> sv.ControlledTarget:
         language_model = sv.load(model).target(self.prompt, max_tokens=self.length)
         controls = dict(parse_control(control, "cpu") for control in self.controls)
         if self.words:

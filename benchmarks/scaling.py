@@ -1,14 +1,14 @@
-"""How runs spread over workers: a simulation of a thousand that fail, and a measurement of two.
+"""How the speed of a run grows with the number of workers: a simulation of 1000 workers, a measurement of two.
 
 * `python benchmarks/scaling.py simulate` writes docs/pictures/scaling.png, and the table into docs/scaling.md;
-* `python benchmarks/scaling.py measure` times whole commands with one worker and with two, in turn, on a machine that
-  does nothing else; what follows goes to `svs sample`, such as `--model smollm2 --sampler refresh --warmup 4`;
-* `python benchmarks/scaling.py driver` times what the driver does for each part that a worker sends.
+* `python benchmarks/scaling.py measure` times commands with one worker and with two, in turn, on an idle machine;
+  further arguments go to `svs sample`, for example `--model smollm2 --sampler refresh --warmup 4`;
+* `python benchmarks/scaling.py driver` times how long the main process (the driver) takes to save a part.
 
-The simulation follows run/workers.py and run/spread.py event by event. A worker takes a task, sends a part of it every
-so often, and hands the task in; it fails after a time that has an exponential distribution, wherever it is then, and a
-new one takes its place, which takes a while to load the model. Its task is begun again at the last part that has come.
-The driver deals with one message after the other.
+The simulation follows workers/pool.py and engine/worker_checkpoint.py event by event. A worker takes a task, sends
+parts of its result at intervals, and finishes the task. It fails after an exponentially distributed time; a new worker
+replaces it, which takes time to load the model, and the task is resumed from the last part. The driver handles one
+message at a time.
 """
 
 from __future__ import annotations
@@ -28,32 +28,43 @@ from typing import NamedTuple
 
 DOCS = Path(__file__).parents[1] / "docs"
 BEGIN, END = "<!-- table of benchmarks/scaling.py -->\n", "<!-- end of the table -->"
-LENGTHS = (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0)
-"""Seconds of a task."""
-WITH, WITHOUT, PART = "with parts", "without parts", 30.0
-MEASURED = ["--model", "smollm2", "--sampler", "refresh", "--length", "20", "--ends", "never", "--warmup", "2"]
-FEW = 16
-"""Texts of a command that does little but start: a batch."""
+TASK_SECONDS = (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0)
+PART_SECONDS = 30.0
+WITH, WITHOUT = "with parts", "without parts"
+DEFAULT_WORDS = [
+    "--model",
+    "smollm2",
+    "--sampler",
+    "refresh",
+    "--max-tokens",
+    "20",
+    "--finish",
+    "length",
+    "--warmup",
+    "2",
+]
+FEW_TEXTS = 16
+"""A command with so few texts measures the time of its start."""
 FAILURES = {"never": float("inf"), "every day": 86_400.0, "every hour": 3600.0, "every 10 minutes": 600.0}
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """What is simulated; times are in seconds."""
+    """Settings of the simulation; times are in seconds."""
 
     workers: int = 1000
     work: float = 3600.0
-    """Of each worker, if all went well."""
+    """Time of each worker without failures."""
     length: float = 300.0
-    """Of a task."""
-    between_parts: float = PART
-    """Infinite where a task that is lost is begun all over."""
+    """Time of a task."""
+    between_parts: float = PART_SECONDS
+    """Infinite if lost tasks start again from the beginning."""
     between_failures: float = 86_400.0
-    """Of one worker, on average."""
+    """Mean time between failures of one worker."""
     starting: float = 30.0
-    """From the start of a worker until it has loaded its model."""
+    """Time until a new worker has loaded its model."""
     handling: float = 0.02
-    """What the driver takes for a message."""
+    """Time of the driver for a message."""
     seed: int = 0
 
 
@@ -61,17 +72,17 @@ class Outcome(NamedTuple):
     """Shares of the workers' time, from the first task to the last."""
 
     throughput: float
-    """Of work that counted."""
+    """Time spent on results that were used."""
     lost: float
-    """Of work that had to be done again."""
+    """Time spent on work that was repeated."""
     failures: int
 
 
 def simulate(cluster: Cluster) -> Outcome:
-    """Run all tasks to their end, event by event: a worker is free, or it has failed and leaves the rest of a task."""
+    """Simulate all tasks, event by event: a worker becomes free, or it fails and leaves the rest of its task."""
     source = random.Random(cluster.seed)
     count = max(1, round(cluster.workers * cluster.work / cluster.length))
-    waiting = [cluster.workers * cluster.work / count] * count  # seconds that are left of each task
+    waiting = [cluster.workers * cluster.work / count] * count  # remaining seconds of each task
     events: list[tuple[float, int, float]] = [(cluster.starting, worker, 0.0) for worker in range(cluster.workers)]
     idle: list[int] = []
     handling = cluster.handling / (1 - _load_of_parts(cluster))
@@ -87,43 +98,43 @@ def simulate(cluster: Cluster) -> Outcome:
         if not waiting:
             idle.append(worker)
             continue
-        driver = max(driver, now) + handling  # the last result, and the next task
+        driver = max(driver, now) + handling  # the last result and the next task
         left = waiting.pop()
-        life = source.expovariate(1.0) * cluster.between_failures  # of how long it has lived already it knows nothing
+        life = source.expovariate(1.0) * cluster.between_failures  # memoryless
         if left <= life:
             last = max(last, driver + left)
             heapq.heappush(events, (driver + left, worker, 0.0))
             continue
-        kept = life // cluster.between_parts * cluster.between_parts if life >= cluster.between_parts else 0.0
-        lost, failures = lost + life - kept, failures + 1
-        heapq.heappush(events, (driver + life, worker, left - kept))
+        saved = life // cluster.between_parts * cluster.between_parts if life >= cluster.between_parts else 0.0
+        lost, failures = lost + life - saved, failures + 1
+        heapq.heappush(events, (driver + life, worker, left - saved))
     whole = cluster.workers * last
     return Outcome(cluster.workers * cluster.work / whole, lost / whole, failures)
 
 
 def _load_of_parts(cluster: Cluster) -> float:
-    """The share of the driver's time that goes to parts, which come all the time; tasks are dealt with in the rest."""
+    """The share of the driver's time that is spent on parts; the rest is left for tasks."""
     if cluster.length <= cluster.between_parts:
         return 0.0
     return min(0.99, cluster.workers * cluster.handling / cluster.between_parts)
 
 
 def report_simulation(seed: int) -> None:
-    """The picture, and the table in the page."""
+    """Draw the figure and write the table into the page."""
     found = {
         (parts, name, length): simulate(
             Cluster(length=length, between_parts=seconds, between_failures=FAILURES[name], seed=seed)
         )
-        for parts, seconds in ((WITH, PART), (WITHOUT, float("inf")))
+        for parts, seconds in ((WITH, PART_SECONDS), (WITHOUT, float("inf")))
         for name in FAILURES
-        for length in LENGTHS
-        if parts == WITH or PART < length <= 3 * FAILURES[name]  # of longer ones hardly any would end
+        for length in TASK_SECONDS
+        if parts == WITH or PART_SECONDS < length <= 3 * FAILURES[name]  # longer tasks hardly ever end
     }
     lines = ["| a task takes | " + " | ".join(f"a worker fails {name}" for name in FAILURES) + " |", "| --- |"]
     lines[1] += " --- |" * len(FAILURES)
-    for length in LENGTHS:
+    for length in TASK_SECONDS:
         cells = [_cell(found, name, length) for name in FAILURES]
-        lines.append(f"| {_said(length)} | " + " | ".join(cells) + " |")
+        lines.append(f"| {_format_seconds(length)} | " + " | ".join(cells) + " |")
     page = DOCS / "scaling.md"
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
@@ -133,15 +144,15 @@ def report_simulation(seed: int) -> None:
 
 
 def _cell(found: dict[tuple[str, str, float], Outcome], name: str, length: float) -> str:
-    """As it is done here and, where that is another matter, without parts."""
+    """A cell of the table: with parts and, if it differs, without."""
     with_parts, without = found[WITH, name, length], found.get((WITHOUT, name, length))
-    said = f"{with_parts.throughput:.1%}, lost {with_parts.lost:.1%}"
-    if length <= PART or FAILURES[name] == float("inf"):
-        return said
-    return f"{said} · " + (f"{without.throughput:.1%}, lost {without.lost:.1%}" if without else "hardly ends")
+    cell = f"{with_parts.throughput:.1%}, lost {with_parts.lost:.1%}"
+    if length <= PART_SECONDS or FAILURES[name] == float("inf"):
+        return cell
+    return f"{cell} · " + (f"{without.throughput:.1%}, lost {without.lost:.1%}" if without else "hardly ever ends")
 
 
-def _said(seconds: float) -> str:
+def _format_seconds(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 3600 else f"{seconds / 3600:.0f} h"
 
 
@@ -153,17 +164,17 @@ def _draw(found: dict[tuple[str, str, float], Outcome]) -> None:
     for parts, style in ((WITH, "-"), (WITHOUT, ":")):
         for name, colour in colours.items():
             some = {length: one for (its, own, length), one in found.items() if (its, own) == (parts, name)}
-            said = name if parts == WITH else None
-            axes[0].plot(list(some), [one.throughput for one in some.values()], style, color=colour, label=said)
+            label = name if parts == WITH else None
+            axes[0].plot(list(some), [one.throughput for one in some.values()], style, color=colour, label=label)
             axes[1].plot(list(some), [one.lost for one in some.values()], style, color=colour)
-    axes[0].set(xscale="log", xlabel="seconds of a task", ylabel="share of time that counts", ylim=(0, 1.02))
+    axes[0].set(xscale="log", xlabel="seconds of a task", ylabel="share of time for results", ylim=(0, 1.02))
     axes[1].set(xlabel="seconds of a task", ylabel="share of time lost")
     axes[0].legend(title="a worker fails", frameon=False, fontsize=8)
     figure.savefig(DOCS / "pictures" / "scaling.png", dpi=150)
 
 
 def time_driver(parts: int = 100) -> tuple[float, float]:
-    """Seconds, and those of a core, that a part of 100 kB takes to be kept in a run of a thousand workers."""
+    """Seconds, and processor seconds, to save a part of 100 kB in a run with a thousand workers."""
     from structured_voronoi.storage.store import Store
 
     with tempfile.TemporaryDirectory() as folder, Store(folder) as store:
@@ -178,12 +189,11 @@ def time_driver(parts: int = 100) -> tuple[float, float]:
 
 
 def measure(words: list[str], texts: int, repeats: int) -> None:
-    """Whole commands with one worker and with two, in turn, so that what disturbs the machine disturbs both.
+    """Time commands with one worker and with two, in turn, so that disturbances affect both.
 
-    A command is timed from its start to its end. So are some with FEW texts: what they take is the start of both,
-    imports and models, and long runs have the ratio of the rest.
+    The time of commands with few texts is that of the start: imports and loading the model. It is subtracted.
     """
-    seconds: dict[tuple[int, int], list[float]] = {(workers, n): [] for n in (FEW, texts) for workers in (1, 2)}
+    seconds: dict[tuple[int, int], list[float]] = {(workers, n): [] for n in (FEW_TEXTS, texts) for workers in (1, 2)}
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(repeats):
             for workers, n in seconds if turn % 2 == 0 else reversed(seconds):
@@ -192,16 +202,18 @@ def measure(words: list[str], texts: int, repeats: int) -> None:
                 print(f"{n} texts, {workers} worker{'s' * (workers > 1)}: {seconds[workers, n][-1]:.1f} s", flush=True)
         same = all(
             (Path(folder) / f"1-{n}.jsonl").read_bytes() == (Path(folder) / f"2-{n}.jsonl").read_bytes()
-            for n in (FEW, texts)
+            for n in (FEW_TEXTS, texts)
         )
     middle = {key: statistics.median(taken) for key, taken in seconds.items()}
     whole = [one / two for one, two in zip(seconds[1, texts], seconds[2, texts], strict=True)]
-    rest = {workers: middle[workers, texts] - middle[workers, FEW] for workers in (1, 2)}
+    rest = {workers: middle[workers, texts] - middle[workers, FEW_TEXTS] for workers in (1, 2)}
     print(f"one worker / two, seconds of the whole: {statistics.median(whole):.2f} ({min(whole):.2f}–{max(whole):.2f})")
-    if min(rest.values()) <= middle[1, FEW]:
-        print("the long runs take hardly longer than their start, and say nothing of it: take more --texts")
+    if min(rest.values()) <= middle[1, FEW_TEXTS]:
+        print("the long runs take hardly longer than their start: use more --texts")
     else:
-        print(f"without the start: {rest[1] / rest[2]:.2f}, {60 * (texts - FEW) / rest[2]:.1f} texts a minute with two")
+        print(
+            f"without the start: {rest[1] / rest[2]:.2f}, {60 * (texts - FEW_TEXTS) / rest[2]:.1f} texts a minute with two"
+        )
     print(f"the same file: {'yes' if same else 'NO'}")
 
 
@@ -217,13 +229,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("simulate", "measure", "driver"))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--texts", type=int, default=160, help="of the long runs that are measured")
+    parser.add_argument("--texts", type=int, default=160, help="number of texts of the long runs")
     parser.add_argument("--repeats", type=int, default=3)
     asked, words = parser.parse_known_args()
     if asked.what == "simulate":
         report_simulation(asked.seed)
     elif asked.what == "measure":
-        measure(words or MEASURED, asked.texts, asked.repeats)
+        measure(words or DEFAULT_WORDS, asked.texts, asked.repeats)
     else:
         seconds, busy = time_driver()
         print(f"{1000 * seconds:.1f} ms for a part, {1000 * busy:.1f} ms of them of a core")

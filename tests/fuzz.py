@@ -37,9 +37,9 @@ from hypothesis import strategies as st
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import structured_voronoi as sv
-from structured_voronoi.controls.parsing import parse_control
 from structured_voronoi.cli.prompt_files import read_prompts
 from structured_voronoi.controls import BUNDLED_CONTROLS
+from structured_voronoi.controls.parsing import parse_control
 from structured_voronoi.core.errors import one_line
 from structured_voronoi.lookahead.lookahead import untrained
 from structured_voronoi.models.corpora import Corpus, labelled_texts, load_corpus

@@ -55,7 +55,6 @@ def label(
 def _load(folder: str, label: str | int, device: str) -> Classifier | TextClassifier:
     """A classifier of this package, whose config has the key `classifier`; else one of Hugging Face."""
     from structured_voronoi.controls.classifier import Classifier
-    from structured_voronoi.controls.text_classifier import TextClassifier
 
     if folder in bundled_controls():
         return Classifier.load(folder, str(label), device)
@@ -82,4 +81,6 @@ def _load(folder: str, label: str | int, device: str) -> Classifier | TextClassi
             ) from error
         if is_ours:
             return Classifier.load(path, str(label), device)
+    from structured_voronoi.controls.text_classifier import TextClassifier
+
     return TextClassifier.load(folder, label, device)

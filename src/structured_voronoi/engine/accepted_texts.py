@@ -11,8 +11,9 @@ from structured_voronoi.core.progress import progress_bar
 from structured_voronoi.engine.checkpoint import NO_CHECKPOINT, Checkpoint
 from structured_voronoi.engine.rounds import Accepted, Rounds
 from structured_voronoi.engine.settings import EngineSettings
+from structured_voronoi.engine.source import plain_proposal
 from structured_voronoi.engine.texts import Text, make_texts
-from structured_voronoi.engine.try_source import TrySource, plain_proposal
+from structured_voronoi.engine.try_source import TrySource
 from structured_voronoi.metrics.probability import Probability, estimate_probability
 from structured_voronoi.problem.problem import bind
 from structured_voronoi.targets.controlled import ControlledTarget

@@ -7,6 +7,7 @@ import math
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from structured_voronoi.core.errors import SamplingError
 from structured_voronoi.diagnostics.checks import DiagnosticWarning
@@ -16,14 +17,15 @@ from structured_voronoi.engine.checkpoint import Checkpoint
 from structured_voronoi.engine.plan import choose_sampler
 from structured_voronoi.engine.request import Request
 from structured_voronoi.engine.run_checkpoint import open_checkpoint
-from structured_voronoi.engine.text_chains import Observer, TextChains, chain_status, chain_warnings
 from structured_voronoi.engine.texts import Text
-from structured_voronoi.engine.worker_texts import distribute_texts
 from structured_voronoi.metrics.probability import Probability
 from structured_voronoi.problem.problem import bind
 from structured_voronoi.samplers.registry import find_sampler
 from structured_voronoi.targets.controlled import ControlledTarget
 from structured_voronoi.targets.text import TextTarget
+
+if TYPE_CHECKING:
+    from structured_voronoi.engine.text_chains import Observer
 
 KIND = "texts"
 """Kind of these runs in checkpoints."""
@@ -152,6 +154,9 @@ class GenerationRun:
         self, targets: Sequence[TextTarget | ControlledTarget], checkpoint: Checkpoint
     ) -> Iterator[list[Text]]:
         """Texts from Markov chains, prompt by prompt."""
+        from structured_voronoi.engine.text_chains import TextChains, chain_status, chain_warnings
+        from structured_voronoi.engine.worker_texts import distribute_texts
+
         request, status = self.request, list[str]()
         plans = [request.plan(targets[0], checkpoint, 0)]
         with distribute_texts(checkpoint, request, targets, plans[0]):

@@ -18,8 +18,9 @@ from structured_voronoi.engine.plan import DEFAULT_MAX_TOKENS
 from structured_voronoi.engine.rounds import Rounds
 from structured_voronoi.engine.run_checkpoint import open_checkpoint
 from structured_voronoi.engine.settings import EngineSettings
+from structured_voronoi.engine.source import plain_proposal
 from structured_voronoi.engine.tries import Tries
-from structured_voronoi.engine.try_source import TrySource, plain_proposal
+from structured_voronoi.engine.try_source import TrySource
 from structured_voronoi.lookahead.lookahead import Lookahead
 from structured_voronoi.lookahead.reading import check_patterns
 from structured_voronoi.metrics.divergence import Interval

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from structured_voronoi.engine.checkpoint import Checkpoint, CheckpointSettings, NoCheckpoint
-from structured_voronoi.engine.folder_checkpoint import FolderCheckpoint
-from structured_voronoi.engine.worker_checkpoint import SPLIT, WorkerCheckpoint
-from structured_voronoi.storage.store import Store, TemporaryStore
-from structured_voronoi.workers.selection import WorkerChoice, select_workers
+
+if TYPE_CHECKING:
+    from structured_voronoi.workers.selection import WorkerChoice
 
 
 def open_checkpoint(
@@ -32,6 +32,11 @@ def open_checkpoint(
     settings = location if isinstance(location, CheckpointSettings) else CheckpointSettings(location)
     if settings.folder is None and workers == 1:
         return NoCheckpoint()
+    from structured_voronoi.engine.folder_checkpoint import FolderCheckpoint
+    from structured_voronoi.engine.worker_checkpoint import SPLIT, WorkerCheckpoint
+    from structured_voronoi.storage.store import Store, TemporaryStore
+    from structured_voronoi.workers.selection import select_workers
+
     store = TemporaryStore() if settings.folder is None else Store(settings.folder, resume)
     try:
         store.check_kind(kind)

@@ -10,8 +10,8 @@ from structured_voronoi.core.contracts import Target
 from structured_voronoi.engine.rounds import Work
 from structured_voronoi.engine.settings import EngineSettings
 from structured_voronoi.engine.tries import Tries, draw_tries
-from structured_voronoi.lookahead.lookahead import Lookahead
-from structured_voronoi.problem.problem import bind
+from structured_voronoi.lookahead.lookahead import Lookahead, untrained
+from structured_voronoi.problem.problem import Problem, bind
 
 
 @dataclass
@@ -45,6 +45,17 @@ class LocalSource:
         share = self.settings.plain_share
         return draw_tries(problem, lookahead, self.seed, work.rows, share, work.is_observed, self.stream)
 
+    def part_name(self, work: Work) -> str:
+        """The name of a batch in a checkpoint."""
+        return f"{self.stream}-{work.name}"
+
     def learnt(self, name: str, make: Callable[[], Lookahead]) -> Lookahead:
         """A new lookahead."""
         return make()
+
+
+def plain_proposal(problem: Problem, settings: EngineSettings, has_heads: bool = True) -> Lookahead:
+    """The model, restricted to tokens after which patterns can still match if it has heads."""
+    if has_heads:
+        return untrained(problem, settings=settings.lookahead)
+    return Lookahead({}, settings.lookahead, {}, learned=False)

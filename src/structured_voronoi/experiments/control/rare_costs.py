@@ -195,7 +195,9 @@ def _fudge_row(case: Case, models: Models, target: ControlledTarget, budget: Bud
         return _absent(FUDGE, "no predictor of prefixes; `svs reproduce topic --data` trains one")
     predictor = partial(PrefixClassifier.load(Path(models.prefix)).log_prob, label=FOOD)
     count, begun = budget.particles * budget.slow_systems, process_time()
-    state, info = next(start_chains(target, Fudge(predictor, case.weight, min_probability=FUDGE_LEAST), count, budget.seed))
+    state, info = next(
+        start_chains(target, Fudge(predictor, case.weight, min_probability=FUDGE_LEAST), count, budget.seed)
+    )
     seconds = process_time() - begun
     gap, met = truth.gap(info.energy.double().numpy()), share_satisfied(target, state.tokens)
     distinct = count_distinct(state.tokens)
