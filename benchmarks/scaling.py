@@ -212,7 +212,8 @@ def measure(words: list[str], texts: int, repeats: int) -> None:
         print("the long runs take hardly longer than their start: use more --texts")
     else:
         print(
-            f"without the start: {rest[1] / rest[2]:.2f}, {60 * (texts - FEW_TEXTS) / rest[2]:.1f} texts a minute with two"
+            f"without the start: {rest[1] / rest[2]:.2f}, "
+            f"{60 * (texts - FEW_TEXTS) / rest[2]:.1f} texts a minute with two"
         )
     print(f"the same file: {'yes' if same else 'NO'}")
 

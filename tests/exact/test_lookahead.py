@@ -29,6 +29,7 @@ from structured_voronoi.automata.vocabulary import TokenAutomaton, can_all_match
 from structured_voronoi.controls.parsing import parse_control
 from structured_voronoi.controls.predicate import Predicate
 from structured_voronoi.core.contracts import Pattern
+from structured_voronoi.engine.settings import EngineSettings
 from structured_voronoi.experiments.exactness.guided import lookaheads
 from structured_voronoi.lookahead.heads import PatternHead, Reader
 from structured_voronoi.lookahead.learning import RETURNED, _Trainer, learn
@@ -412,7 +413,8 @@ def test_rare_words_are_found_and_their_probability_is_right() -> None:
     error = (share / 4000) ** 0.5
     assert found.low - 3 * error <= share <= found.high + 3 * error
     assert found.effective_share > 5 * share
-    assert found.texts == found.evaluations == 512
+    assert 256 <= found.texts == found.evaluations <= 512
+    assert found.texts == 512 or (found.reliable and found.relative_error <= 0.1)
 
 
 def test_intervals_hold_the_truth() -> None:
@@ -631,3 +633,13 @@ def test_estimates_are_judged() -> None:
     nothing = estimate_probability(torch.full((200,), -torch.inf, dtype=torch.float64).numpy(), 200)
     assert (nothing.value, nothing.high, nothing.reliable) == (0.0, 3 / 200, False)
     assert "below 0.015" in nothing.verdict
+
+
+def test_an_estimate_stops_when_it_is_precise() -> None:
+    target = sv.load("bundled").target(controls=[sv.keyword("Italian")], max_tokens=12)
+    found = sv.probability(target, texts=4096, seed=3, progress=False)
+    assert found.reliable
+    assert found.texts < 4096
+    assert found.relative_error <= EngineSettings().target_relative_error
+    all_texts = EngineSettings(target_relative_error=0.0)
+    assert sv.probability(target, texts=512, seed=3, progress=False, settings=all_texts).texts == 512

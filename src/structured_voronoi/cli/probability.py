@@ -48,7 +48,11 @@ def probability(
     max_tokens: Annotated[int, WHOLE, Parameter(help=MAX_TOKENS_HELP)] = 60,
     finish: Annotated[str, Parameter(help=FINISH_HELP)] = "any",
     stop: Annotated[list[str] | None, Parameter(help=STOP_HELP)] = None,
-    texts: Annotated[int, WHOLE, Parameter(help="Number of weighted texts; some more are drawn to learn from.")] = 2048,
+    texts: Annotated[
+        int,
+        WHOLE,
+        Parameter(help="Maximum number of weighted texts; fewer once the relative standard error is below 10 %."),
+    ] = 2048,
     seed: Annotated[int, WHOLE, Parameter(help=SEED_HELP)] = 0,
     monte_carlo: Annotated[
         bool,

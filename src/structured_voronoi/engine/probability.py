@@ -66,7 +66,8 @@ def probability(
     prompt, controls, max_tokens, finish, stop, chat, system
         As for `generate`. With ``finish="stop"`` it is the probability given that a text ends within ``max_tokens``.
     texts
-        Number of weighted texts that the estimate is computed from. Some more are drawn to learn from.
+        Maximum number of weighted texts that the estimate is computed from; fewer once it is reliable and its relative
+        standard error is below 10 % (``settings.target_relative_error``). Some more are drawn to learn from.
     seed
         Seed of all random streams.
     lookahead
@@ -210,7 +211,7 @@ class _Estimate:
 
     def _plain_tries(self, texts: int, stream: str) -> Tries:
         """Tries of the model itself, with no token masked."""
-        settings = replace(self.settings, learns=False)
+        settings = replace(self.settings, learns=False, target_relative_error=0.0)
         run = self._rounds(texts, settings, stream, plain_proposal(self.problem, settings, has_heads=False))
         for _ in run.run():
             pass

@@ -26,6 +26,7 @@ from structured_voronoi.engine.tries import Tries
 from structured_voronoi.lookahead.learning import learn, learnable, refine
 from structured_voronoi.lookahead.lookahead import Lookahead, untrained
 from structured_voronoi.lookahead.observing import Observed
+from structured_voronoi.metrics.probability import estimate_probability
 from structured_voronoi.metrics.weights import effective_share, is_accepted
 from structured_voronoi.problem.problem import Problem
 
@@ -213,9 +214,20 @@ class Rounds:
         """Tries that an estimate still needs: first those to learn from, unless the model itself does well."""
         proposal = self.proposals[self.current]
         count = proposal.count(prompt)
+        if self._is_precise(proposal, prompt):
+            return 0
         if proposal.is_plain and self._may_learn() and effective_share(proposal.weight()) < 0.2:
             return max(1, self._learning_tries() - count)
         return self.wanted - count
+
+    def _is_precise(self, proposal: Proposal, prompt: int) -> bool:
+        """Is the estimate from these tries reliable, with a small error?"""
+        min_tries, target = 256, self.settings.target_relative_error
+        if not target or proposal.count(prompt) < min_tries:
+            return False
+        log_weight = proposal.tries(prompt).log_weight.numpy()
+        found = estimate_probability(log_weight, len(log_weight), proposal.is_plain)
+        return found.reliable and found.relative_error <= target
 
     def _may_learn(self) -> bool:
         settings = self.settings

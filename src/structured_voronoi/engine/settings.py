@@ -31,4 +31,6 @@ class EngineSettings:
     """A text of a learnt proposal is released early if a cap this many times larger would still accept it."""
     max_fruitless_tries: int = 10_000
     """Give up after this many tries if none satisfied the controls."""
+    target_relative_error: float = 0.1
+    """The estimate of a probability is finished when it is reliable and its relative standard error is below this."""
     lookahead: LookaheadSettings = field(default_factory=LookaheadSettings)
