@@ -81,6 +81,16 @@ def test_controls_that_are_not_a_list_of_controls_raise_errors(controls: object)
     assert "sv.keyword" in caught.value.remedy
 
 
+def test_functions_get_names_of_their_own() -> None:
+    target = sv.load("bundled").target(controls=[lambda text: True, lambda text: 0.5, lambda text: 0.25], max_tokens=4)
+    assert list(target.weights) == ["predicate", "predicate 2", "predicate 3"]
+
+
+def test_a_label_has_no_opposite() -> None:
+    with pytest.raises(sv.SamplingError, match="has no opposite"):
+        ~sv.label("food", "Italian")
+
+
 def test_weights_are_exponents() -> None:
     model, half = sv.load("bundled"), Predicate(lambda text: 0.5, "half")
     tokens = some_tokens(model.target(max_tokens=4))

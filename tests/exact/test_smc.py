@@ -19,8 +19,8 @@ from structured_voronoi.problem.problem import bind
 Keyword = sv.keyword
 
 
-def bundled(length: int = 6, **settings: Any) -> sv.TextTarget:
-    return sv.load("bundled").target(max_tokens=length, **settings)
+def bundled(length: int = 6, dtype: str = "float32", **settings: Any) -> sv.TextTarget:
+    return sv.load("bundled", dtype=dtype).target(max_tokens=length, **settings)
 
 
 class Unordered(sv.ControlledTarget):
@@ -54,7 +54,7 @@ def test_redraws_with_parents_agree_with_evaluations(suffix: str, dtype: str) ->
 
 def test_targets_that_cannot_reorder_are_redrawn_by_conditionals() -> None:
     """A target that can reorder rows and one that cannot give the same texts, up to rounding."""
-    controls = {Keyword("the"): 1.0}
+    controls = [Keyword("the")]
     found = [
         sv.baselines.SMC.bootstrap(8, threshold=1.0).run(kind(bundled(), controls), sv.Rng(0, 4))
         for kind in (sv.ControlledTarget, Unordered)

@@ -23,7 +23,8 @@ from structured_voronoi.core.info import Info, blank_info
 from structured_voronoi.core.streams import BLOCK, Rng, widened
 from structured_voronoi.core.validation import check_count, check_finite
 from structured_voronoi.lookahead.heads import Head, PatternHead
-from structured_voronoi.lookahead.lookahead import Lookahead, Weighed, untrained
+from structured_voronoi.lookahead.lookahead import Lookahead, untrained
+from structured_voronoi.lookahead.weighing import Weighed
 from structured_voronoi.problem.drawing import check_autoregressive, redraw_by, rows_to_redraw
 from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.problem.starts import placeholder_start

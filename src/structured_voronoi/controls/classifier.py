@@ -49,6 +49,11 @@ class Classifier:
         self._label_index = labels.index(label)
         self._lm: TextTarget | None = None
 
+    def __invert__(self) -> Self:
+        raise SamplingError(
+            f"the control {self.name} is a label, which has no opposite", remedy="use another label of the classifier"
+        )
+
     @classmethod
     def load(cls, name: str | Path, label: str, device: str = "cpu") -> Self:
         """A bundled classifier by name, or a folder written by `svs train classifier`."""

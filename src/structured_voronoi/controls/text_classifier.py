@@ -44,6 +44,11 @@ class TextClassifier:
         self.label = labels[self._label_index]
         self.name = f"{title}={self.label}"
 
+    def __invert__(self) -> Self:
+        raise SamplingError(
+            f"the control {self.name} is a label, which has no opposite", remedy="use another label of the classifier"
+        )
+
     @classmethod
     def load(cls, name: str | Path, label: str | int, device: str = "cpu") -> Self:
         """A folder or a hub name; the label by its name or number. Only safetensors, never remote code."""

@@ -243,7 +243,7 @@ def any_of(*controls: Predicate | Callable[[str], Any], weight: float = 1.0) -> 
     unfit = [part for part in parts if not isinstance(part, Predicate) or part.kind == "log_score"]
     if unfit or not parts:
         raise SamplingError(
-            f"any_of takes controls that are true, false or a probability of the text, not {controls!r}"[:200],
+            f"any_of takes controls that are true, false or a probability of the text, not {_names(controls)}",
             remedy="give keywords, patterns or functions of the text",
         )
     name = " or ".join(part.name for part in parts)
@@ -292,6 +292,11 @@ def _matching(pattern: Pattern, name: str, weight: float) -> Predicate:
         compiled = re.compile(pattern.expression, re.IGNORECASE if pattern.ignore_case else 0)
     match = compiled.fullmatch if pattern.whole else compiled.search
     return Predicate(partial(_matches, match), name, pattern=pattern, weight=weight)
+
+
+def _names(controls: Iterable[Any]) -> str:
+    found = ", ".join(str(getattr(control, "name", type(control).__name__)) for control in controls)
+    return found or "none"
 
 
 def _largest(parts: list[Predicate], text: str) -> float:

@@ -19,7 +19,7 @@ from structured_voronoi.lookahead.reading import live_positions, log_factors
 from structured_voronoi.problem.problem import Problem
 
 if TYPE_CHECKING:
-    from structured_voronoi.lookahead.lookahead import Reading
+    from structured_voronoi.lookahead.weighing import Reading
 
 LIKELY_TOKENS = 64
 """Next tokens of each prefix whose probabilities are recorded for heads that learn from scores."""

@@ -22,7 +22,8 @@ from structured_voronoi.core.errors import NoStartError
 from structured_voronoi.core.info import Info, blank_info, count_redraws
 from structured_voronoi.core.streams import Rng, inverse_cdf
 from structured_voronoi.core.validation import check_count
-from structured_voronoi.lookahead.lookahead import Lookahead, Proposal
+from structured_voronoi.lookahead.lookahead import Lookahead
+from structured_voronoi.lookahead.weighing import Proposal
 from structured_voronoi.problem.drawing import check_autoregressive
 from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.problem.starts import checked_start, refuse_impossible_start

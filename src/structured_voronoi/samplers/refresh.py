@@ -25,7 +25,8 @@ from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.problem.starts import find_start
 
 if TYPE_CHECKING:
-    from structured_voronoi.lookahead.lookahead import Lookahead, Proposal
+    from structured_voronoi.lookahead.lookahead import Lookahead
+from structured_voronoi.lookahead.weighing import Proposal
 
 
 class State(NamedTuple):
@@ -157,7 +158,7 @@ class Refresh:
         self, problem: Problem, rng: Rng, state: State, lookahead: Lookahead, start: int
     ) -> tuple[State, Info]:
         """Redraw all positions from ``start`` on from the lookahead."""
-        from structured_voronoi.lookahead.lookahead import Proposal
+        from structured_voronoi.lookahead.weighing import Proposal
         from structured_voronoi.samplers.guided import redraw_suffix
 
         assert state.log_q is not None

@@ -21,7 +21,8 @@ from structured_voronoi.core.errors import SamplingError
 from structured_voronoi.core.info import Info, blank_info
 from structured_voronoi.core.streams import Rng, widened, widest_dtype
 from structured_voronoi.core.validation import check_count, check_finite
-from structured_voronoi.lookahead.lookahead import Lookahead, Proposal
+from structured_voronoi.lookahead.lookahead import Lookahead
+from structured_voronoi.lookahead.weighing import Proposal
 from structured_voronoi.problem.drawing import check_autoregressive, draw_texts, log_acceptance, log_bound
 from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.problem.starts import (

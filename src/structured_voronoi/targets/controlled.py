@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
@@ -275,8 +277,17 @@ def check_controls(controls: Controls) -> list[Control]:
                 remedy="give one such as sv.keyword('river'), a function of the text, or an object with a `name` and "
                 "`log_prob(tokens, texts)`",
             )
+        if control is not given:  # a function; several lambdas have the same name
+            control = _unused_name(control, {other.name for other in found})
         found.append(control)
     return found
+
+
+def _unused_name(control: Any, used: set[str]) -> Any:
+    """A predicate made of a function, with a number if another one has its name."""
+    if control.name not in used:
+        return control
+    return replace(control, name=next(name for k in itertools.count(2) if (name := f"{control.name} {k}") not in used))
 
 
 def _bind_control(control: Control, model: TextTarget) -> _Weighted:

@@ -13,7 +13,8 @@ from structured_voronoi.core.streams import Rng
 from structured_voronoi.engine.rounds import Rounds, Work
 from structured_voronoi.engine.tries import Tries
 from structured_voronoi.geometry.flows import Walls, refracted
-from structured_voronoi.lookahead.lookahead import Lookahead, Proposal, Weighed
+from structured_voronoi.lookahead.lookahead import Lookahead
+from structured_voronoi.lookahead.weighing import Proposal, Weighed
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.samplers import guided
 from structured_voronoi.samplers.guided import Guided
