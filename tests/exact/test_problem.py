@@ -402,10 +402,10 @@ def test_a_point_that_is_not_synchronised_is_detected() -> None:
 def test_results_may_require_gradients() -> None:
     class Learnt:
         name = "learnt"
-        weight = torch.nn.Parameter(torch.tensor(-0.5))
+        factor = torch.nn.Parameter(torch.tensor(-0.5))
 
         def log_prob(self, tokens: Tensor, texts: list[str]) -> Tensor:
-            return self.weight * torch.ones(len(texts))
+            return self.factor * torch.ones(len(texts))
 
     target = sv.load("bundled").target(max_tokens=3).under([Learnt()])
     for sampler in (sv.Refresh(), sv.Rejection(), sv.Cycle(sv.SVS(0.4, dimensions=8), sv.Refresh())):
