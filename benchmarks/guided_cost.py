@@ -48,10 +48,10 @@ def main() -> None:
         began = process_time()
         lookahead.draw(problem, sv.Rng(100 + turn, TOGETHER, "cost").uniform(problem.length))
         seconds["guided"].append((process_time() - began) / TOGETHER)
-        for wave in (64, 256):
+        for batch_size in (64, 256):
             began = process_time()
-            _, info = next(start_chains(target, sv.Rejection(batch_size=wave), TRIED, 50 + turn))
-            seconds[f"rejection, waves of {wave}"].append((process_time() - began) / float(info.evaluations.sum()))
+            _, info = next(start_chains(target, sv.Rejection(batch_size=batch_size), TRIED, 50 + turn))
+            seconds[f"rejection, batches of {batch_size}"].append((process_time() - began) / float(info.evaluations.sum()))
     guided = measure_guided(lookahead, target, settings.pilot, settings.seed).sampler
     drawn = [next(start_chains(target, one, asked.texts, settings.seed)) for one in (guided, sv.Rejection())]
     energies = [info.energy.double().numpy() for _, info in drawn]
