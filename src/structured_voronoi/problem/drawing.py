@@ -14,17 +14,17 @@ from structured_voronoi.core.streams import Rng, block_rows, in_blocks, inverse_
 from structured_voronoi.problem.problem import Problem, check_shape
 
 
-def check_autoregressive(problem: Problem, who: str) -> None:
-    """Raise an error unless the target's tokens can be redrawn; ``who`` needs that."""
+def check_autoregressive(problem: Problem, caller: str) -> None:
+    """Raise an error that names the caller unless the tokens of the target can be redrawn."""
     if not problem.is_autoregressive:
         raise SamplingError(
-            f"{who} needs a target with `conditionals(tokens, start)`, for example a language model, and "
+            f"{caller} needs a target with `conditionals(tokens, start)`, for example a language model, and "
             f"{problem.name} has none",
             remedy="use another sampler or start",
         )
     if problem.temperature != 1.0:  # the conditionals of p^(1/T) are not those of p
         raise SamplingError(
-            f"{who} does not support the temperature {problem.temperature} of this target", remedy="use sv.SVS alone"
+            f"{caller} does not support the temperature {problem.temperature} of this target", remedy="use sv.SVS alone"
         )
 
 
@@ -78,14 +78,14 @@ def redraw_by(
     return Redrawn(tokens, log_probs[:, start:], log_prob - log_probs.sum(-1))
 
 
-def ancestral_draw(problem: Problem, rng: Rng, who: str = "an ancestral start") -> Redrawn:
-    """An independent draw of every token of every chain; errors name ``who`` needs it."""
-    return draw_texts(problem, rng.uniform(problem.length), who)
+def ancestral_draw(problem: Problem, rng: Rng, caller: str = "an ancestral start") -> Redrawn:
+    """An independent draw of every text; errors name the caller."""
+    return draw_texts(problem, rng.uniform(problem.length), caller)
 
 
-def draw_texts(problem: Problem, levels: Float[Tensor, "chain n"], who: str) -> Redrawn:
-    """The same, by inversion at the given levels."""
-    check_autoregressive(problem, who)
+def draw_texts(problem: Problem, levels: Float[Tensor, "chain n"], caller: str) -> Redrawn:
+    """Draw every token given those before it, by inversion at the given levels."""
+    check_autoregressive(problem, caller)
     blank = problem.allowed_tokens[:1].expand(levels.shape).clone()
     return redraw(problem, blank, 0, problem.length, levels)
 
