@@ -461,7 +461,7 @@ def fuzz_classifier_folder(draw: Draw) -> Outcome:
     folder, case = _damage_folder(draw, BUNDLED_CONTROLS / "food", "food")
 
     def use() -> None:
-        target = _model().under([parse_control(f"{folder}=Italian")[0]])
+        target = _model().under([parse_control(f"{folder}=Italian")])
         target.log_prob(torch.ones(1, 2, dtype=torch.int64))
 
     return judge(case, use)
@@ -510,8 +510,8 @@ def _stopped_training() -> Path:
 
 
 @lru_cache
-def _model() -> sv.LanguageModel:
-    return sv.load("bundled").target(max_tokens=2)
+def _model() -> sv.TextTarget:
+    return sv.TextTarget(sv.load("bundled"), max_tokens=2)
 
 
 @lru_cache
@@ -547,6 +547,7 @@ class Hostile:
     answer: str = "good"
     raised: BaseException | None = None
     bound: Any = 0.0
+    weight: Any = 1.0
 
     def log_prob(self, tokens: torch.Tensor, texts: list[str]) -> Any:
         if self.raised is not None:
@@ -568,11 +569,12 @@ def fuzz_control(draw: Draw) -> Outcome:
     control = Hostile() if wrong == "weight" else Hostile(**{wrong: value})
     samplers = ["rejection"] if value in ("NaN", "-inf", "inf") else ["rejection", "svs", "refresh", "pncg"]
     sampler = draw(st.sampled_from(samplers))  # without a text that fits, only rejection gives up soon
-    weight = value if wrong == "weight" else 1.0
-    settings = {"length": 2, "ends": "never", "sampler": sampler, "warmup": 1, "time_limit": 5.0, "progress": False}
+    if wrong == "weight":
+        control.weight = value
+    settings = {"max_tokens": 2, "finish": "length", "sampler": sampler, "warmup": 1, "time_limit": 5.0, "progress": False}
 
     def use() -> None:
-        found = sv.generate(_model(), controls={control: weight}, n=1, **settings)
+        found = sv.generate(_model().model, controls=[control], n=1, **settings)
         json.dumps([text.line() for text in found.draws], allow_nan=False)
 
     return judge(f"a control whose {wrong} is {value!r}, by {sampler}", use)
@@ -628,10 +630,10 @@ def fuzz_settings(draw: Draw) -> Outcome:
 
 def fuzz_generate(draw: Draw) -> Outcome:
     """Settings of `generate` of any type."""
-    names = "prompts controls n length ends stop sampler scale warmup thin start seed chat system suffix"
+    names = "prompt controls n max_tokens finish stop sampler scale warmup thin start seed chat system suffix"
     wrong = _anything(draw, f"{names} control_timeout tolerance time_limit weighted")
-    tiny = {"n": 1, "length": 2, "ends": "never", "sampler": "ancestral", "warmup": 0, "progress": False}
-    return judge(f"generate with {wrong}", lambda: sv.generate(_model(), **(tiny | wrong)))
+    tiny = {"n": 1, "max_tokens": 2, "finish": "length", "sampler": "ancestral", "warmup": 0, "progress": False}
+    return judge(f"generate with {wrong}", lambda: sv.generate(_model().model, **(tiny | wrong)))
 
 
 GROUPS: dict[str, tuple[Callable[[Draw], Outcome], float]] = {

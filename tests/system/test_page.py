@@ -157,7 +157,7 @@ def test_what_is_offered_comes_from_the_lists(monkeypatch: pytest.MonkeyPatch, t
         ("text", {"n": 0}, "n = 0: it must be at least 1"),
         ("text", {"n": 65}, "64"),
         ("text", {"n": "many"}, "many"),
-        ("text", {"length": 201}, "200"),
+        ("text", {"max_tokens": 201}, "200"),
         ("text", {"warmup": 1001}, "1000"),
         ("text", {"seed": -1}, "seed"),
         ("text", {"prompt": "x" * 2001}, "2000"),
@@ -259,7 +259,7 @@ def test_texts_are_those_of_the_command(tmp_path: Path) -> None:
     svs("sample", "-n", "3", "--control", "food=Italian@2", *words, "--out", str(out))
     form = TextForm(
         controls=[ControlForm(kind="food", value="Italian", weight=2)],
-        sampler="svs+refresh", warmup=2, length=12, ends="never", n=3, seed=5,
+        sampler="svs+refresh", warmup=2, max_tokens=12, finish="length", n=3, seed=5,
     )  # fmt: skip
     events = collected(draw_texts, form)
     assert [line for event in events if event["kind"] == "texts" for line in event["texts"]] == [
@@ -282,7 +282,7 @@ def test_what_takes_long_within_a_step_is_told(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(text, "SECONDS", 0.0)
     control = ControlForm(kind="keyword", value="pub")
     for sampler, words in (("refresh", "2 starts found"), ("rejection", "satisfy the controls")):
-        form = TextForm(controls=[control], sampler=sampler, warmup=0, n=2, length=10, ends="never")
+        form = TextForm(controls=[control], sampler=sampler, warmup=0, n=2, max_tokens=10, finish="length")
         events = collected(draw_texts, form)
         kinds = [event["kind"] for event in events]
         notes = [event["words"] for event in events if event["kind"] == "note"]
@@ -293,7 +293,7 @@ def test_what_takes_long_within_a_step_is_told(monkeypatch: pytest.MonkeyPatch) 
 
 def test_texts_under_control_come_with_a_probability() -> None:
     """With the form's default sampler and steps."""
-    form = TextForm(controls=[ControlForm(kind="keyword", value="pub")], length=8, ends="never", n=2)
+    form = TextForm(controls=[ControlForm(kind="keyword", value="pub")], max_tokens=8, finish="length", n=2)
     events = collected(draw_texts, form)
     assert "moving" not in {event["kind"] for event in events}
     found = events[-1]

@@ -165,7 +165,7 @@ def test_italian_reviews_are_drawn_stopped_and_downloaded(open_tab: OpenTab) -> 
     eventually(tab.locator("#status"), "Done: 3 texts")
     lines = downloaded(tab)
     assert list(lines[0]) == [
-        "chain", "draw", "prompt", "text", "tokens", "ended", "log_prob", "energy", "food=Italian"
+        "prompt", "index", "text", "tokens", "finish_reason", "log_prob", "log_target", "food=Italian"
     ]  # fmt: skip
     expect(tab.locator("#texts tbody td.words").first).to_have_text(lines[0]["prompt"] + lines[0]["text"])
     eventually(tab.locator("#said"), "error bound 0")
@@ -201,10 +201,10 @@ def test_mistakes_are_told_where_they_are_made(open_tab: OpenTab) -> None:
     eventually(tab.locator(".control .problem"), "not a regular expression")
     tab.fill("[name=value]", "(pub)")
     expect(tab.locator(".control .problem")).to_have_text("", timeout=PATIENCE)
-    tab.fill("[name=length]", "3")
+    tab.fill("[name=max_tokens]", "3")
     tab.fill("[name=value]", "z{50}")
     tab.click("#draw")
-    eventually(tab.locator("#problem"), "no text of 3 tokens at most can satisfy")
+    eventually(tab.locator("#problem"), "no text of 3 tokens.* can satisfy")
 
 
 def test_a_link_of_another_machine_says_what_is_not_here(open_tab: OpenTab) -> None:

@@ -27,14 +27,12 @@ def check_positive(**values: float | None) -> None:
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < value < float("inf"):
-            raise SamplingError(
-                f"{value!r} is not a positive number", argument=name, remedy=f"choose one, for example {name}=0.5"
-            )
+            raise SamplingError(f"{value!r} is not a positive number", argument=name, remedy="choose a positive number")
         if not smallest <= value <= largest:
             raise SamplingError(
                 f"{value!r} is out of range",
                 argument=name,
-                remedy=f"choose a number from {smallest:g} to {largest:g}, for example {name}=0.5",
+                remedy=f"choose a number from {smallest:g} to {largest:g}",
             )
 
 
@@ -42,9 +40,7 @@ def check_finite(**values: float) -> None:
     """Raise an error for settings that are not finite numbers."""
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, numbers.Real) or not abs(value) < float("inf"):
-            raise SamplingError(
-                f"{value!r} is not a finite number", argument=name, remedy=f"choose one, for example {name}=1.0"
-            )
+            raise SamplingError(f"{value!r} is not a finite number", argument=name, remedy="choose a finite number")
 
 
 def check_count(least: int = 1, most: int = MAX_COUNT, **values: int) -> None:
@@ -54,7 +50,7 @@ def check_count(least: int = 1, most: int = MAX_COUNT, **values: int) -> None:
             raise SamplingError(
                 f"{value!r} is not a whole number of at least {least}",
                 argument=name,
-                remedy=f"use {least} or more, for example {name}={max(least, 8)}",
+                remedy=f"use {least} or more",
             )
         if value > most:
             raise SamplingError(f"{value} is more than {most:,}", argument=name, remedy="choose a smaller number")

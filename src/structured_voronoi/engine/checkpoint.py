@@ -40,9 +40,9 @@ class CheckpointSettings:
     Examples
     --------
     >>> import structured_voronoi as sv
-    >>> from structured_voronoi.engine.checkpoint import CheckpointSettings
-    >>> every_minute = CheckpointSettings("my-run", interval=60.0)
-    >>> draws = sv.sample(sv.PottsTarget(side=2), sv.SVS(0.5), checkpoint=every_minute, progress=False)
+    >>> every_minute = sv.CheckpointSettings("my-run", interval=60.0)
+    >>> every_minute.first_interval
+    1.0
     """
 
     folder: str | Path | None = None

@@ -270,8 +270,10 @@ def check_controls(controls: Controls) -> list[Control]:
         )
     found: list[Control] = []
     for given in controls:
-        control = as_control(given)
-        if not isinstance(control, Control):
+        with user_code(f"the control {type(given).__name__}", "correct it, or leave it out"):
+            control = as_control(given)
+            is_control = isinstance(control, Control)
+        if not is_control:
             raise SamplingError(
                 f"{given!r:.200} is not a control",
                 remedy="give one such as sv.keyword('river'), a function of the text, or an object with a `name` and "
