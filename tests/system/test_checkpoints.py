@@ -21,7 +21,6 @@ import structured_voronoi as sv
 from helpers import ALL_SAMPLERS, boxed_target
 from structured_voronoi.core.contracts import Chains
 from structured_voronoi.core.stopping import Stopping
-from structured_voronoi.engine import checkpoint as checkpoint_module
 from structured_voronoi.engine.chains import ChainPosition
 from structured_voronoi.engine.checkpoint import CheckpointSettings
 from structured_voronoi.engine.folder_checkpoint import FolderCheckpoint
@@ -267,7 +266,7 @@ def test_run_is_resumed_after_a_full_disk(tmp_path: Path, monkeypatch: pytest.Mo
 def test_intervals_between_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """1 s, then twice as long each time up to 30 s; longer if a save takes more than 2 % of the time."""
     now = 0.0
-    monkeypatch.setattr(checkpoint_module, "monotonic", lambda: now)
+    monkeypatch.setattr("structured_voronoi.engine.stored_checkpoint.monotonic", lambda: now)
     with FolderCheckpoint(Store(tmp_path)) as checkpoint:
         checkpoint.store.begin("test", {}, {})
         commit, cost = checkpoint.store.commit, 0.0
