@@ -1,9 +1,9 @@
-"""Many clients at once on loopback: python benchmarks/web_load.py [CLIENTS] [SECONDS]
+"""Load test of the page with many clients on loopback: python benchmarks/web_load.py [CLIENTS] [SECONDS]
 
-Each client does what people do, in an order of its own: it loads the page, asks for trajectories, has controls checked,
-draws texts, runs samplers side by side, and often leaves in the middle. Every request must be answered in full or be
-refused with a reason, and memory must come back to what it was: that after a first visit as large as the second, in
-which all processes start and load what they need. Prints one JSON object about the second.
+Each client repeats random actions: it loads the page, requests trajectories, checks a control, draws texts, compares
+samplers, and sometimes disconnects early. Each request must be answered completely or rejected with a message. Memory
+must not grow between the end of a first round, in which all processes start, and the end of a second round of the same
+length. Prints the figures of the second round as one JSON object.
 """
 
 from __future__ import annotations
@@ -26,21 +26,25 @@ from typing import Any
 import httpx2
 
 CLIENTS, SECONDS = 50, 60.0
-SETTLING = 15.0
-"""Seconds after which the jobs that clients have left must be over."""
+SETTLING_SECONDS = 15.0
+"""Seconds within which abandoned jobs must end."""
 SCENE = {"points": [[-1.2, 0.9], [0.1, 1.3], [1.4, 0.4], [0.3, -0.2]], "weights": [5, 20, 30, 8]}
 COMMAND = "from structured_voronoi.cli import main; main()"
-FILES = ("", "style.css", *(f"{name}.js" for name in ("main", "dom", "stream", "plane", "chart", "race", "text")))
-TEXTS = {"n": 2, "sampler": "rejection", "length": 40, "controls": [{"kind": "keyword", "value": "restaurant"}]}
-WAYS = {
+FILES = (
+    "",
+    "style.css",
+    *(f"{name}.js" for name in ("main", "dom", "stream", "plane", "chart", "race", "text", "run")),
+)
+TEXTS = {"n": 2, "sampler": "rejection", "max_tokens": 40, "controls": [{"kind": "keyword", "value": "restaurant"}]}
+ACTIONS = {
     "page": 3,
     "trajectories": 4,
     "check": 4,
     "texts": 3,
-    "texts, left": 2,
-    "race, left": 2,
+    "texts, abandoned": 2,
+    "race, abandoned": 2,
 }
-"""What clients do, and how often."""
+"""Actions of clients with their relative frequencies."""
 
 
 async def main(clients: int, seconds: float) -> None:
@@ -55,81 +59,81 @@ async def main(clients: int, seconds: float) -> None:
             longest: dict[str, float] = {}
             await visit(client, clients, seconds, found, longest)
             after = memory(server)
-            still = await act(client, "texts", random.Random(1))
-    said = {
+            after_load = await act(client, "texts", random.Random(1))
+    result = {
         "clients": clients,
         "seconds": seconds,
         "answers": dict(sorted(found.items())),
-        "longest_seconds": {way: round(time, 2) for way, time in sorted(longest.items())},
+        "longest_seconds": {action: round(time, 2) for action, time in sorted(longest.items())},
         "megabytes_fresh": fresh,
         "megabytes_before": before,
         "megabytes_after": after,
         "change": round(after / before - 1, 3),
-        "answers_afterwards": still,
+        "answer_after_load": after_load,
     }
-    print(json.dumps(said, indent=2))
+    print(json.dumps(result, indent=2))
 
 
 async def visit(
     client: httpx2.AsyncClient, clients: int, seconds: float, found: Counter[str], longest: dict[str, float]
 ) -> None:
-    """Many clients for some time, and the time that what they have left takes to end."""
+    """Run many clients for some time, then wait for abandoned jobs to end."""
     end = monotonic() + seconds
     await asyncio.gather(*(behave(client, number, end, found, longest) for number in range(clients)))
-    await asyncio.sleep(SETTLING)
+    await asyncio.sleep(SETTLING_SECONDS)
 
 
 async def behave(
     client: httpx2.AsyncClient, number: int, end: float, found: Counter[str], longest: dict[str, float]
 ) -> None:
-    """One client, until the time is over."""
+    """Run one client until the end."""
     chance = random.Random(number)
     while monotonic() < end:
-        way, began = chance.choices(list(WAYS), list(WAYS.values()))[0], monotonic()
+        action, began = chance.choices(list(ACTIONS), list(ACTIONS.values()))[0], monotonic()
         try:
-            outcome = await act(client, way, chance)
+            outcome = await act(client, action, chance)
         except httpx2.HTTPError as error:
             outcome = f"LOST ({type(error).__name__})"
-        found[f"{way}: {outcome}"] += 1
-        longest[way] = max(longest.get(way, 0.0), monotonic() - began)
+        found[f"{action}: {outcome}"] += 1
+        longest[action] = max(longest.get(action, 0.0), monotonic() - began)
         await asyncio.sleep(chance.uniform(0, 1))
 
 
-async def act(client: httpx2.AsyncClient, way: str, chance: random.Random) -> str:
-    """Do one thing; says whether it was answered, left by the client itself, refused in words, or lost."""
-    if way == "page":
+async def act(client: httpx2.AsyncClient, action: str, chance: random.Random) -> str:
+    """Do one action; return whether it was answered, abandoned by the client, rejected with a message, or lost."""
+    if action == "page":
         answers = [await client.get(f"/{name}") for name in FILES]
         return "answered" if all(answer.status_code == 200 for answer in answers) else "LOST (status)"
     seed = chance.randrange(2**31)
-    if way == "trajectories":
-        return await stream(client, way, {**SCENE, "seed": seed, "count": 5}, "trajectory", 5)
-    if way == "check":
-        return await stream(client, way, {"kind": "regex", "value": "(a|b)+c"}, "checked", 1)
-    if way == "texts":
+    if action == "trajectories":
+        return await stream(client, action, {**SCENE, "seed": seed, "count": 5}, "trajectory", 5)
+    if action == "check":
+        return await stream(client, action, {"kind": "regex", "value": "(a|b)+c"}, "checked", 1)
+    if action == "texts":
         return await stream(client, "text", {**TEXTS, "seed": seed}, "texts", 1)
     leave_after = chance.randrange(1, 6)
-    if way == "race, left":
+    if action == "race, abandoned":
         return await stream(client, "race", {**SCENE, "seed": seed}, "divergence", 10**6, leave_after)
-    endless = {"n": 16, "sampler": "svs+refresh", "warmup": 1000, "seed": seed}
-    return await stream(client, "text", endless, "texts", 10**6, leave_after)
+    long_job = {"n": 16, "sampler": "svs+refresh", "warmup": 1000, "seed": seed}
+    return await stream(client, "text", long_job, "texts", 10**6, leave_after)
 
 
 async def stream(
     client: httpx2.AsyncClient, path: str, form: dict[str, Any], kind: str, wanted: int, leave_after: int | None = None
 ) -> str:
-    """Read a stream to its end, or leave it after some events."""
+    """Read a stream to its end, or disconnect after some events."""
     async with client.stream("POST", f"/api/{path}", json=form) as answer:
         if answer.status_code != 200:
-            words = json.loads(await answer.aread()).get("error")
-            return f"refused in words ({answer.status_code})" if words else f"LOST ({answer.status_code})"
+            message = json.loads(await answer.aread()).get("error")
+            return f"rejected with a message ({answer.status_code})" if message else f"LOST ({answer.status_code})"
         seen, got = 0, 0
         async for event in events(answer):
             seen += 1
             got += event["kind"] == kind
             if event["kind"] == "error":
-                return "refused in words (while at it)"
+                return f"rejected with a message ({event['code']})"
             if seen == leave_after:
-                return "answered until left"
+                return "answered until abandoned"
     return "answered" if got == wanted else f"LOST ({got} of {wanted})"
 
 
@@ -141,7 +145,7 @@ async def events(answer: httpx2.Response) -> AsyncIterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def serving() -> Any:
-    """The address of a server of its own, and its process."""
+    """Start a server; yield its address and process id."""
     words = [sys.executable, "-c", COMMAND, "serve", "--port", "0"]
     server = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
@@ -155,7 +159,7 @@ def serving() -> Any:
 
 
 def memory(pid: int) -> float:
-    """Megabytes that a process and its children hold of their own: not files, which all processes share."""
+    """Megabytes of anonymous memory of a process and its children."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     parts = [Path(f"/proc/{one}/smaps_rollup").read_text() for one in [str(pid), *children]]
     return round(sum(int(re.findall(r"^Anonymous: +(\d+)", part, re.MULTILINE)[0]) for part in parts) / 1024, 1)

@@ -1,4 +1,4 @@
-"""A server of the page in a process of its own, as `svs serve` starts it."""
+"""A server of the page in a separate process, started by `svs serve`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMMAND = "import sys; from structured_voronoi.cli import main; main()"
 
 @contextlib.contextmanager
 def serving(cache: Path, *words: str) -> Iterator[str]:
-    """The address of a server at a free port, without its final slash; it is ended by Ctrl-C."""
+    """Start a server at a free port, yield its address without the final slash, and end it by Ctrl-C."""
     process = subprocess.Popen(
         [sys.executable, "-c", COMMAND, "serve", "--port", "0", *words],
         stderr=subprocess.PIPE,
@@ -30,6 +30,6 @@ def serving(cache: Path, *words: str) -> Iterator[str]:
         yield found[0].rstrip("/")
     finally:
         process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=60)[1]
-    assert "Traceback" not in said
+        output = process.communicate(timeout=60)[1]
+    assert "Traceback" not in output
     assert process.returncode == 0

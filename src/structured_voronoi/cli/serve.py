@@ -36,7 +36,7 @@ def serve(
         import uvicorn
 
         from structured_voronoi.web.app import make_app
-        from structured_voronoi.web.connections import ImpatientProtocol
+        from structured_voronoi.web.connections import TimeoutProtocol
         from structured_voronoi.web.guard import Access
         from structured_voronoi.web.pool import Pool
     except ModuleNotFoundError as error:
@@ -56,7 +56,7 @@ def serve(
         limit_concurrency=256,
         timeout_keep_alive=5,
         timeout_graceful_shutdown=2,
-        http=ImpatientProtocol,
+        http=TimeoutProtocol,
         ws="none",
     )
     with contextlib.suppress(KeyboardInterrupt):

@@ -1,6 +1,6 @@
-"""The page of `svs serve`: what a browser asks for, who may ask, and the processes that compute the answer.
+"""The page of `svs serve`.
 
-`app` answers requests, `guard` refuses those of strangers and `connections` cuts off who does not keep up; `forms` say
-what may be asked for and how much of it, `pool` keeps a few processes, and `worker` is what they run: `playground` and
-`text` call the same functions as everyone else.
+`app` serves the page and its API, `guard` checks the origin of requests, and `connections` closes slow connections.
+`forms` defines the requests and their limits, `pool` manages worker processes, and `worker` runs in them. `playground`
+and `text` compute the responses with the functions of the package.
 """

@@ -1,4 +1,4 @@
-"""What the server answers: the page, what it can offer, and streams of events."""
+"""The server: the page, the available choices, and streams of events."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from structured_voronoi.web.forms import PATTERNS, ControlForm, Form, Race, Text
 from structured_voronoi.web.guard import Access, App, Guard
 from structured_voronoi.web.pool import Busy, Pool
 
-MISTAKES = {
-    "greater_than_equal": "it must be at least {ge:g}",
-    "less_than_equal": "it must be at most {le:g}",
-    "less_than": "it must be less than {lt}",
-    "float_parsing": "it must be a number",
-    "int_parsing": "it must be a whole number",
-    "string_too_long": "it must have at most {max_length} characters",
-    "string_too_short": "it must not be empty",
-    "too_long": "there may be at most {max_length}",
-    "too_short": "there must be at least {min_length}",
-    "extra_forbidden": "there is no such setting",
+VALIDATION_MESSAGES = {
+    "greater_than_equal": "must be at least {ge:g}",
+    "less_than_equal": "must be at most {le:g}",
+    "less_than": "must be less than {lt}",
+    "float_parsing": "must be a number",
+    "int_parsing": "must be a whole number",
+    "string_too_long": "must have at most {max_length} characters",
+    "string_too_short": "must not be empty",
+    "too_long": "must have at most {max_length} items",
+    "too_short": "must have at least {min_length} items",
+    "extra_forbidden": "unknown setting",
 }
-"""What is wrong with a field, in words, by the name that Pydantic has for it; it has words of its own for the rest."""
+"""Messages by the type of Pydantic's error; other errors keep Pydantic's message."""
 
 
 def make_app(access: Access, pool: Pool) -> App:
-    """The application, behind its guard."""
+    """The application, wrapped in its access checks."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -46,10 +46,10 @@ def make_app(access: Access, pool: Pool) -> App:
         await pool.close()
 
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_exception_handler(RequestValidationError, _explain)
-    app.add_exception_handler(HTTPException, _refuse)
-    for path, (kind, content) in read_files().items():
-        app.add_api_route(path, _file(kind, content), methods=["GET"])
+    app.add_exception_handler(RequestValidationError, _answer_invalid_form)
+    app.add_exception_handler(HTTPException, _answer_http_error)
+    for path, (media_type, content) in read_files().items():
+        app.add_api_route(path, _file_route(media_type, content), methods=["GET"])
     app.add_api_route("/api/about", about, methods=["GET"])
 
     @app.post("/api/trajectories")
@@ -72,37 +72,37 @@ def make_app(access: Access, pool: Pool) -> App:
 
 
 def read_files() -> dict[str, tuple[str, bytes]]:
-    """The page's own files by their addresses, each with its type; nothing else of the disk is ever served."""
-    found = {
+    """The files of the page by path, with their media types; no other file is served."""
+    pages = {
         f"/{file.name}": (mimetypes.guess_type(file.name)[0] or "text/plain", file.read_bytes())
         for file in (files("structured_voronoi") / "web" / "static").iterdir()
     }
-    return {"/": found.pop("/index.html")} | found
+    return {"/": pages.pop("/index.html")} | pages
 
 
 async def about() -> dict[str, Any]:
-    """What can be chosen on the page."""
+    """The choices that the page offers."""
     return {
         "version": version("structured-voronoi"),
         "models": models(),
         "samplers": {
-            name: {"words": words, "is_exact": name == "auto" or find_sampler(name).exact}
-            for name, words in TEXT_SAMPLERS.items()
+            name: {"description": description, "is_exact": name == "auto" or find_sampler(name).exact}
+            for name, description in TEXT_SAMPLERS.items()
         },
         "classifiers": bundled_controls(),
         "patterns": PATTERNS,
     }
 
 
-def _file(kind: str, content: bytes) -> Any:
-    async def answer() -> Response:
-        return Response(content, media_type=kind)
+def _file_route(media_type: str, content: bytes) -> Any:
+    async def respond() -> Response:
+        return Response(content, media_type=media_type)
 
-    return answer
+    return respond
 
 
 async def _stream(pool: Pool, kind: str, form: Form) -> Response:
-    """Server-sent events, one for each line of the job; a refusal where too many wait."""
+    """Server-sent events, one per line of the job; status 503 if too many jobs wait."""
     lines = pool.run(kind, form)
     try:
         first = await anext(lines, None)
@@ -120,24 +120,25 @@ async def _stream(pool: Pool, kind: str, form: Form) -> Response:
 
 
 def _event(line: bytes) -> bytes:
-    """A line of JSON as an event; a comment, which clients skip, where there is none."""
+    """A line of JSON as an event; an empty line becomes a comment, which clients skip."""
     return b"data: " + line + b"\n" if line else b": \n\n"
 
 
-async def _explain(request: Request, error: Exception) -> JSONResponse:
-    """The first mistake of a form in words: which field, what it holds, and what it should."""
+async def _answer_invalid_form(request: Request, error: Exception) -> JSONResponse:
+    """The first error of a form, with the name of the field."""
     assert isinstance(error, RequestValidationError)
-    mistake = error.errors()[0]
-    where = ".".join(str(part) for part in mistake["loc"][1:])
-    words = mistake["msg"].removeprefix("Value error, ")
-    if mistake["type"] in MISTAKES:
-        words = MISTAKES[mistake["type"]].format(**mistake.get("ctx", {}))
-    given = json.dumps(mistake.get("input"), default=str)[:100]
-    said = words if mistake["type"] == "value_error" else f"{where or 'the form'} = {given}: {words}"
-    return JSONResponse({"error": said}, status_code=422)
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"][1:])
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] in VALIDATION_MESSAGES:
+        message = VALIDATION_MESSAGES[first["type"]].format(**first.get("ctx", {}))
+    if first["type"] != "value_error":
+        value = json.dumps(first.get("input"), default=str)[:100]
+        message = f"{field or 'form'} = {value}: {message}"
+    return JSONResponse({"error": message, "field": field}, status_code=422)
 
 
-async def _refuse(request: Request, error: Exception) -> JSONResponse:
-    """No such address, no such method, or no JSON: told like every other mistake."""
+async def _answer_http_error(request: Request, error: Exception) -> JSONResponse:
+    """An unknown path or method, or a body that is not JSON."""
     assert isinstance(error, HTTPException)
     return JSONResponse({"error": error.detail}, status_code=error.status_code, headers=error.headers)

@@ -1,6 +1,7 @@
-"""Connections that must keep up: who is slow to ask, or does not read the answer, is cut off.
+"""Connections with a timeout: slow clients are disconnected.
 
-uvicorn waits for both as long as they take, so that a few hundred such clients would leave no place for others.
+uvicorn waits without limit for requests and for clients to read the response, so a few hundred slow clients would use
+up all connections.
 """
 
 from __future__ import annotations
@@ -10,47 +11,47 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-PATIENCE = 20.0
-"""Seconds that a connection may be without a whole request or, while it is answered, without being read from."""
+CLIENT_TIMEOUT = 20.0
+"""Seconds that a client has to send a complete request, and to read when the write buffer is full."""
 
 
-class ImpatientProtocol(H11Protocol):
-    """That of uvicorn with a clock, which runs whenever it is the client's turn to do something."""
+class TimeoutProtocol(H11Protocol):
+    """uvicorn's HTTP protocol with a timer that runs while the server waits for the client."""
 
-    clock: asyncio.TimerHandle | None = None
+    timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._look_at_the_clock()
+        self._update_timer()
 
     def handle_events(self) -> None:
         super().handle_events()
-        self._look_at_the_clock()
+        self._update_timer()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._look_at_the_clock()
+        self._update_timer()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._look_at_the_clock()
+        self._update_timer()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._look_at_the_clock()
+        self._update_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._stop_the_clock()
+        self._stop_timer()
 
-    def _look_at_the_clock(self) -> None:
-        is_answering = self.cycle is not None and not self.cycle.response_complete
-        if is_answering and not self.flow.write_paused:
-            self._stop_the_clock()
-        elif self.clock is None:
-            self.clock = self.loop.call_later(PATIENCE, self.transport.abort)
+    def _update_timer(self) -> None:
+        is_responding = self.cycle is not None and not self.cycle.response_complete
+        if is_responding and not self.flow.write_paused:
+            self._stop_timer()
+        elif self.timer is None:
+            self.timer = self.loop.call_later(CLIENT_TIMEOUT, self.transport.abort)
 
-    def _stop_the_clock(self) -> None:
-        if self.clock is not None:
-            self.clock.cancel()
-            self.clock = None
+    def _stop_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None

@@ -1,8 +1,8 @@
-"""Who may ask: checks of every request before anything else looks at it, and headers of every answer.
+"""Access checks of every request, and security headers of every response.
 
-A page of another site may send requests to this one from the reader's browser, and by rebinding a name of its own to
-127.0.0.1 it may even read the answers. So the Host must be this machine's own, where the server is bound to it, and the
-Origin of what changes or costs anything must be the page itself. Bound elsewhere, everyone needs the token.
+Other web sites can send requests to this server through the user's browser and, by DNS rebinding, could even read the
+responses. A server on a loopback address therefore accepts only loopback names as Host, and every request but GET and
+HEAD needs the Origin of the page. A server on any other address requires a token.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-LARGEST_BODY = 32 * 1024
-BODY_SECONDS = 10.0
-"""In which a request must have arrived."""
+MAX_BODY_BYTES = 32 * 1024
+BODY_TIMEOUT = 10.0
+"""Seconds within which the body of a request must arrive."""
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -41,7 +41,7 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class Access:
-    """Where the server is bound, and the token that is needed, if any."""
+    """Address of the server and its token, if it needs one."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -49,18 +49,18 @@ class Access:
 
     @classmethod
     def bound_to(cls, host: str, port: int) -> Access:
-        """With a new token, unless only this machine can reach it."""
+        """Access for this address, with a new token unless it is a loopback address."""
         return cls(host, port, None if host in LOOPBACK else secrets.token_urlsafe(24))
 
     @property
     def cookie(self) -> str:
-        """Browsers keep one jar for all ports of a host."""
+        """Name of the cookie; it includes the port because browsers share cookies between the ports of a host."""
         return f"svs-{self.port}"
 
 
 @dataclass(frozen=True)
 class Guard:
-    """Wraps an application."""
+    """An application with access checks."""
 
     app: App
     access: Access
@@ -70,32 +70,32 @@ class Guard:
             await self.app(scope, receive, send)
             return
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        refusal = self._refuse(scope["method"], scope["path"], headers)
-        if refusal is not None:
-            await _answer(send, *refusal)
+        rejection = self._rejection(scope["method"], scope["path"], headers)
+        if rejection is not None:
+            await _respond(send, *rejection)
             return
         if self.access.token is not None and not self._has_cookie(headers):
             if self._is_token(parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]):
-                await self._let_in(send)
+                await self._set_cookie(send)
             else:
-                await _answer(send, 403, "the token is missing or wrong; open the address that `svs serve` has printed")
+                await _respond(send, 403, "the token is missing or wrong; open the address that `svs serve` printed")
             return
         body = await _read_body(receive)
         if body is None:
-            await _answer(send, 413, f"more than {LARGEST_BODY} bytes, or too slow to arrive; send less")
+            await _respond(send, 413, f"the body has more than {MAX_BODY_BYTES} bytes or took too long; send less")
             return
         await self.app(scope, _replay(body, receive), _with_headers(send))
 
-    def _refuse(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str] | None:
-        """The status and the reason, if this is a stranger's request."""
+    def _rejection(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str] | None:
+        """Status and message if the request is cross-origin or not JSON."""
         host = headers.get("host", "")
         if self.access.host in LOOPBACK and _name_of(host) not in LOOPBACK:
-            return 421, f"this server is not {host[:100]!r}; open the address that `svs serve` has printed"
+            return 421, f"the host {host[:100]!r} is not this server; open the address that `svs serve` printed"
         if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none") and path != "/":
-            return 403, "another site has sent this request; open the page itself"
+            return 403, "cross-origin request; open the page itself"
         if method not in ("GET", "HEAD"):
             if headers.get("origin") not in (f"http://{host}", f"https://{host}"):
-                return 403, "the request does not come from the page of this server (Origin); open the page itself"
+                return 403, "cross-origin request (wrong or missing Origin); open the page itself"
             if headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
                 return 415, "the body must be application/json"
         return None
@@ -110,27 +110,27 @@ class Guard:
     def _is_token(self, given: str) -> bool:
         return secrets.compare_digest(given.encode(), (self.access.token or "").encode())
 
-    async def _let_in(self, send: Send) -> None:
-        """The token goes from the address, which others may see, into a cookie, which only this page sends."""
+    async def _set_cookie(self, send: Send) -> None:
+        """Move the token from the URL, which may be seen or shared, to a cookie."""
         cookie = f"{self.access.cookie}={self.access.token}; HttpOnly; SameSite=Strict; Path=/"
-        await _answer(send, 303, "come in", {"location": "/", "set-cookie": cookie})
+        await _respond(send, 303, "redirected", {"location": "/", "set-cookie": cookie})
 
 
 def _name_of(host: str) -> str:
-    """Without its port."""
+    """The host without its port."""
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
     return name.strip("[]").lower()
 
 
 async def _read_body(receive: Receive) -> bytes | None:
-    """The whole of it; None if it is too large, too slow, or its sender has gone."""
+    """The whole body; None if it is too large, too slow, or the client disconnected."""
     body: bytes = b""
     try:
-        async with asyncio.timeout(BODY_SECONDS):
+        async with asyncio.timeout(BODY_TIMEOUT):
             while True:
                 message = await receive()
                 body += message.get("body", b"")
-                if message["type"] != "http.request" or len(body) > LARGEST_BODY:
+                if message["type"] != "http.request" or len(body) > MAX_BODY_BYTES:
                     return None
                 if not message.get("more_body"):
                     return body
@@ -139,11 +139,11 @@ async def _read_body(receive: Receive) -> bytes | None:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Gives the body that was read, then goes on: the application waits for its client to leave."""
-    waiting = [{"type": "http.request", "body": body, "more_body": False}]
+    """Return the body that was read, then further messages: the application waits for the disconnection."""
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive_again() -> MutableMapping[str, Any]:
-        return waiting.pop() if waiting else await receive()
+        return messages.pop() if messages else await receive()
 
     return receive_again
 
@@ -159,8 +159,8 @@ def _with_headers(send: Send) -> Send:
     return send_with_headers
 
 
-async def _answer(send: Send, status: int, words: str, headers: dict[str, str] | None = None) -> None:
-    body = json.dumps({"error": words}).encode()
+async def _respond(send: Send, status: int, message: str, headers: dict[str, str] | None = None) -> None:
+    body = json.dumps({"error": message}).encode()
     lines = {"content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
     start = {
         "type": "http.response.start",

@@ -1,4 +1,4 @@
-"""The playground: tokens in the plane, trajectories of SVS among their cells, and samplers side by side."""
+"""The playground: trajectories of SVS among cells in the plane, and a comparison of samplers."""
 
 from __future__ import annotations
 
@@ -26,34 +26,27 @@ from structured_voronoi.samplers.svs import SVS
 from structured_voronoi.targets.categorical import CategoricalTarget, slopes
 from structured_voronoi.web.forms import Race, Scene, Trajectories
 
-Say = Callable[[dict[str, Any]], None]
-"""Takes what the browser is told."""
-DISCONTINUITY_STEP = 0.2
-"""α of the paper's SVS."""
-SHOWN = 32
-"""Chains whose points are shown."""
-INDEPENDENT_SETS = 200
-"""Sets of independent draws by which the noise floor is known."""
-GROWTH = 1.12
-"""The divergence is told after so many times more steps than the last time, the points every so many seconds."""
-SECONDS = 0.15
+Report = Callable[[dict[str, Any]], None]
+"""Function that sends an event to the browser."""
+POINTS_SECONDS = 0.15
+"""Minimum time between two reports of points."""
 
 
-def show_trajectories(form: Trajectories, say: Say) -> None:
-    """Trajectories of one chain of SVS, leg by leg: where each begins, how it turns, and what it meets."""
+def show_trajectories(form: Trajectories, report: Report) -> None:
+    """Report trajectories of one chain of SVS. Each leg has its start, its ellipse and the event at its end."""
     problem, rng, sampler = bind(make_target(form)), Rng(form.seed, 1), make_svs(form)
     state = sampler.init(problem, rng, torch.tensor([[form.start]]))
     assert isinstance(state.space.flow, Rotation)
     sigma, origin = state.space.flow.sigma, state.space.cells.origin
     for _ in range(form.count):
-        trajectory = sampler.trajectory(problem, copy.copy(rng), state)  # the one that the step is going to take
-        told = [_tell(leg, sigma, origin) for leg in segments(trajectory)]
+        trajectory = sampler.trajectory(problem, copy.copy(rng), state)  # the trajectory of the next step
+        legs = [_leg(leg, sigma, origin) for leg in segments(trajectory)]
         state, _ = sampler.step(problem, rng, state)
-        say({"kind": "trajectory", "legs": told, "cell": int(state.tokens)})
+        report({"kind": "trajectory", "legs": legs, "cell": int(state.tokens)})
 
 
-def _tell(leg: Segment, sigma: float, origin: Tensor) -> dict[str, Any]:
-    """The circle's centre, the way from it to the point and what it turns towards: x = c + a cos θ + b sin θ."""
+def _leg(leg: Segment, sigma: float, origin: Tensor) -> dict[str, Any]:
+    """Parameters of the ellipse x = centre + a cos θ + b sin θ, the final angle and the event there."""
     begin = leg.begin
     return {
         "cell": int(begin.cell),
@@ -66,11 +59,12 @@ def _tell(leg: Segment, sigma: float, origin: Tensor) -> dict[str, Any]:
     }
 
 
-def race(form: Race, say: Say) -> None:
-    """Samplers side by side: how far the draws of each are from the truth, and how far independent ones would be.
+def race(form: Race, report: Report) -> None:
+    """Report the divergence of several samplers from the distribution, and the noise floor of independent draws.
 
-    Counted are the draws of the latter half of the steps, so that the way from the start is forgotten.
+    The draws of the second half of the steps count; the first half is warm-up.
     """
+    growth = 1.12  # of the number of steps between two reports of the divergence
     target = make_target(form)
     truth, rng = target.probabilities().numpy(), np.random.default_rng(form.seed)
     running = {
@@ -78,43 +72,44 @@ def race(form: Race, say: Say) -> None:
         for name, sampler in make_samplers(form).items()
     }
     seen = {name: np.zeros((form.steps + 1, len(truth)), dtype=np.int64) for name in running}
-    told, next_report = monotonic(), 1.0
+    last_points, next_divergence = monotonic(), 1.0
     for step in range(1, form.steps + 1):
         for name, chains in running.items():
             next(chains)
             drawn = np.bincount(chains.state.tokens[:, 0].numpy(), minlength=len(truth))
             seen[name][step] = seen[name][step - 1] + drawn
-        if step >= next_report or step == form.steps:
+        if step >= next_divergence or step == form.steps:
             counts = np.stack([seen[name][step] - seen[name][step // 2] for name in running])
-            report = dict(zip(running, jensen_shannon(counts, truth).tolist(), strict=True))
+            js = dict(zip(running, jensen_shannon(counts, truth).tolist(), strict=True))
             shares = dict(zip(running, (counts / counts.sum(-1, keepdims=True)).tolist(), strict=True))
             draws = int(counts[0].sum())
-            say({"kind": "divergence", "step": step, "js": report, "shares": shares, **_floor(rng, truth, draws)})
-            next_report = max(step + 1, step * GROWTH)
-        if monotonic() - told > SECONDS:
-            told = monotonic()
+            report({"kind": "divergence", "step": step, "js": js, "shares": shares, **_floor(rng, truth, draws)})
+            next_divergence = max(step + 1, step * growth)
+        if monotonic() - last_points > POINTS_SECONDS:
+            last_points = monotonic()
             points = {name: _points(chains, target).tolist() for name, chains in running.items()}
-            say({"kind": "points", "step": step, "steps": form.steps, "points": points})
+            report({"kind": "points", "step": step, "steps": form.steps, "points": points})
 
 
 def _floor(rng: np.random.Generator, truth: ndarray, draws: int) -> dict[str, float]:
-    """The divergence of as many independent draws: its mean, and what one set in forty exceeds."""
-    js = jensen_shannon(rng.multinomial(draws, truth, size=INDEPENDENT_SETS), truth)
+    """Divergence of the same number of independent draws: mean and 97.5 % quantile of 200 sets."""
+    js = jensen_shannon(rng.multinomial(draws, truth, size=200), truth)
     return {"draws": draws, "floor": float(js.mean()), "floor_high": float(np.quantile(js, 0.975))}
 
 
 def _points(chains: Chains, target: CategoricalTarget) -> Tensor:
-    """Where the first chains are: a sampler without a point is at the embedding of its token."""
-    state, x = chains.state, target.embeddings[chains.state.tokens[:SHOWN, 0]]
+    """Positions of the first 32 chains; the embedding of the token for samplers without continuous state."""
+    shown = 32
+    state, x = chains.state, target.embeddings[chains.state.tokens[:shown, 0]]
     if hasattr(state, "point"):
-        x = state.point.x[:SHOWN, 0] + state.measure.cells.origin
+        x = state.point.x[:shown, 0] + state.measure.cells.origin
     elif hasattr(state, "x"):
-        x = state.x[:SHOWN, 0] + state.space.cells.origin
+        x = state.x[:shown, 0] + state.space.cells.origin
     return (x * 1000).round() / 1000
 
 
 def make_target(form: Scene) -> CategoricalTarget:
-    """The distribution; where there is guidance, the slope of log p among neighbours steers."""
+    """The distribution; guidance scales the slope of log p between neighbouring cells."""
     embeddings = torch.tensor(form.points, dtype=torch.float64)
     log_prob = torch.tensor(form.weights, dtype=torch.float64).log().log_softmax(0)
     return CategoricalTarget(embeddings, log_prob, gradient=form.guidance * slopes(embeddings, log_prob))
@@ -127,10 +122,11 @@ def make_svs(form: Scene) -> SVS:
 
 
 def make_samplers(form: Race) -> dict[str, Sampler]:
-    """Those that are compared; step sizes stay as they are, so that a bias stays, too."""
+    """The samplers to compare, with constant step sizes."""
+    discontinuity_step = 0.2  # α of the paper
     return {
         "svs": make_svs(form),
-        "svs-paper": SVS.paper(form.step_size, DISCONTINUITY_STEP),
+        "svs-paper": SVS.paper(form.step_size, discontinuity_step),
         "hmc": HMC(form.step_size),
         "langevin": Langevin(form.step_size, final_step_size=None),
         "mucola": MuCoLa(form.step_size, final_step_size=None),

@@ -1,8 +1,7 @@
-"""A few processes that compute for the page.
+"""Worker processes of the page.
 
-A job that takes long waits for its turn; one that takes moments finds a process that is kept free for it. A job whose
-client has left, or whose time is over, is interrupted; a process that does not heed that within seconds is ended, and
-another takes its place, so that nothing a client sends can stop the page.
+Long jobs wait for a slot; one more process is reserved for short jobs. A job is interrupted when its client disconnects
+or its time limit is over. A process that does not stop within a few seconds is killed and replaced.
 """
 
 from __future__ import annotations
@@ -20,35 +19,36 @@ from typing import Any, Literal
 from structured_voronoi.web.forms import Form
 from structured_voronoi.web.worker import END
 
-LONG = ("text", "race")
-"""Kinds of jobs that take long."""
-MOMENTS = 10.0
-"""Seconds that any other may take."""
-MOST_WAITING = 16
-"""Long jobs that may wait for their turn, and others that may wait for a process."""
-LOADING = 120.0
-"""Seconds in which a process must have loaded what it needs, which takes about three."""
-GRACE = 5.0
-"""Seconds in which a process must heed an interruption."""
-HEARTBEAT = 2.0
-"""Seconds of silence after which a client is told that the job goes on."""
-LONGEST_LINE, MOST_UNREAD = 2**22, 500
-"""Bytes of a line, and lines of a job that its client has not read."""
-MOST_ORDERS = 500
-"""Of one process, which then makes way for a fresh one."""
+LONG_KINDS = ("text", "race")
+"""Kinds of long jobs."""
+SHORT_JOB_SECONDS = 10.0
+"""Time limit of a short job."""
+MAX_WAITING_JOBS = 16
+"""Maximum number of waiting long jobs, and of waiting short jobs."""
+LOADING_TIMEOUT = 120.0
+"""Seconds within which a process must load its modules; it takes about three."""
+STOP_TIMEOUT = 5.0
+"""Seconds within which an interrupted process must stop."""
+HEARTBEAT_SECONDS = 2.0
+"""Seconds without an event after which an empty line is sent."""
+MAX_LINE_BYTES = 2**22
+MAX_UNREAD_LINES = 500
+"""Lines that a client may leave unread before its job is stopped."""
+MAX_JOBS_PER_PROCESS = 500
+"""Jobs after which a process is replaced."""
 
 
 class Busy(Exception):
-    """More jobs wait than may."""
+    """Too many jobs are waiting."""
 
 
 @dataclass
 class _Process:
-    """A worker, and what it was asked; first of all it loads what it needs."""
+    """A worker process and the state of its current job; at first it loads modules."""
 
     process: asyncio.subprocess.Process
-    orders: int = 0
-    is_at_work: bool = True
+    jobs: int = 0
+    is_working: bool = True
 
     def __post_init__(self) -> None:
         self.loading = asyncio.create_task(self._load())
@@ -64,47 +64,47 @@ class _Process:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=environment,
-            limit=LONGEST_LINE,
-            start_new_session=True,  # Ctrl-C is for the server, which ends the others
+            limit=MAX_LINE_BYTES,
+            start_new_session=True,  # Ctrl-C reaches only the server, which ends the workers
         )
         return cls(process)
 
     async def _load(self) -> None:
-        async with asyncio.timeout(LOADING):
+        async with asyncio.timeout(LOADING_TIMEOUT):
             await self.read()
 
     def send(self, message: dict[str, Any]) -> None:
         assert self.process.stdin is not None
-        with contextlib.suppress(ConnectionError):  # its output has ended, too: the reader sees that
+        with contextlib.suppress(ConnectionError):  # read() reports the end of the process
             self.process.stdin.write(json.dumps(message).encode() + b"\n")
 
-    def order(self, kind: str, form: Form) -> None:
-        self.orders += 1
-        self.is_at_work = True
-        self.send({"number": self.orders, "kind": kind, "form": form.model_dump()})
+    def start_job(self, kind: str, form: Form) -> None:
+        self.jobs += 1
+        self.is_working = True
+        self.send({"number": self.jobs, "kind": kind, "form": form.model_dump()})
 
     async def read(self) -> bytes | None:
-        """The next line of the job; None at its end."""
+        """Return the next line of the job, or None at its end."""
         assert self.process.stdout is not None
         while (line := await self.process.stdout.readline()) == b"\n":
             pass
         if not line:
             raise EOFError
-        self.is_at_work = line != END
-        return line if self.is_at_work else None
+        self.is_working = line != END
+        return line if self.is_working else None
 
     async def interrupt(self) -> bool:
-        """Stop the job; says whether the process can be used again."""
-        self.send({"stop": self.orders})
+        """Interrupt the job; return whether the process stopped in time."""
+        self.send({"stop": self.jobs})
         try:
-            async with asyncio.timeout(GRACE):
-                while self.is_at_work:
+            async with asyncio.timeout(STOP_TIMEOUT):
+                while self.is_working:
                     await self.read()
         except (TimeoutError, EOFError):
             return False
         return True
 
-    async def end(self) -> None:
+    async def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
         await self.process.wait()
@@ -112,7 +112,7 @@ class _Process:
 
 @dataclass
 class Pool:
-    """At most ``jobs`` long ones at a time, each for at most ``seconds``."""
+    """Runs at most ``jobs`` long jobs at a time, each for at most ``seconds``."""
 
     jobs: int = 2
     seconds: float = 600.0
@@ -121,46 +121,46 @@ class Pool:
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._turns = asyncio.Semaphore(self.jobs)
-        self._places = asyncio.Semaphore(self.jobs + 1)
-        self._waiting = {"turn": 0, "place": 0}
+        self._slots = asyncio.Semaphore(self.jobs)
+        self._processes = asyncio.Semaphore(self.jobs + 1)
+        self._waiting = {"slot": 0, "process": 0}
 
     async def open(self) -> None:
-        """Start a process for a long job, then one for moments, so that the first of them need not wait."""
+        """Start a process for long jobs, then one for short jobs."""
         self._idle = [await _Process.start(self._threads)]
         self._in_background(self._start_another(self._idle[0]))
 
     async def close(self) -> None:
         """End all processes, and then what waits for them."""
-        await asyncio.gather(*(process.end() for process in [*self._idle, *self._busy]))
+        await asyncio.gather(*(process.kill() for process in [*self._idle, *self._busy]))
         while self._tasks:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def run(self, kind: str, form: Form) -> AsyncGenerator[bytes]:
-        """The lines of a job, as they come; an empty one now and then, where nothing else comes."""
-        is_long = kind in LONG
-        queue: Literal["turn", "place"] = "turn" if is_long else "place"
-        before, turn = self._waiting[queue], None
-        if before >= MOST_WAITING:
-            raise Busy(f"the server is busy, and {before} others wait already; try again in a moment")
-        self._waiting[queue] += 1  # before anything is awaited: many may ask at once
+        """Yield the lines of a job; an empty line after each pause without events."""
+        is_long = kind in LONG_KINDS
+        queue: Literal["slot", "process"] = "slot" if is_long else "process"
+        before, slot = self._waiting[queue], None
+        if before >= MAX_WAITING_JOBS:
+            raise Busy(f"the server is busy, {before} jobs are waiting; try again later")
+        self._waiting[queue] += 1  # before the first await, so that concurrent requests count each other
         try:
             if is_long:
-                if self._turns.locked():
+                if self._slots.locked():
                     yield _line(kind="waiting", before=before)
-                await self._turns.acquire()
-                turn = self._turns
-            await self._places.acquire()
+                await self._slots.acquire()
+                slot = self._slots
+            await self._processes.acquire()
         except BaseException:
-            if turn is not None:
-                turn.release()
+            if slot is not None:
+                slot.release()
             raise
         finally:
             self._waiting[queue] -= 1
         lines: asyncio.Queue[bytes | None] = asyncio.Queue()
-        work = self._in_background(self._work(kind, form, lines, turn))
+        work = self._in_background(self._work(kind, form, lines, slot))
         try:
             while (line := await lines.get()) is not None:
                 yield line
@@ -168,31 +168,32 @@ class Pool:
             work.cancel()
 
     async def _work(
-        self, kind: str, form: Form, lines: asyncio.Queue[bytes | None], turn: asyncio.Semaphore | None
+        self, kind: str, form: Form, lines: asyncio.Queue[bytes | None], slot: asyncio.Semaphore | None
     ) -> None:
-        """Do a job, whether or not its lines are read: a client that does not read them must not hold a process."""
+        """Run a job; a client that does not read its lines must not block the process."""
         process: _Process | None = None
         try:
             process = self._idle.pop() if self._idle else await _Process.start(self._threads)
             self._busy.append(process)
             await asyncio.shield(process.loading)
-            process.order(kind, form)
-            async for line in _read_until(process, monotonic() + (MOMENTS if turn is None else self.seconds)):
+            process.start_job(kind, form)
+            async for line in _read_until(process, monotonic() + (SHORT_JOB_SECONDS if slot is None else self.seconds)):
                 lines.put_nowait(line)
-                if lines.qsize() >= MOST_UNREAD:
-                    while not lines.empty():  # they would be kept as long as the client stays
+                if lines.qsize() >= MAX_UNREAD_LINES:
+                    while not lines.empty():  # free their memory
                         lines.get_nowait()
-                    lines.put_nowait(_line(kind="error", words="the page did not keep up, and this was stopped"))
+                    message = "the client did not read the events in time; the job was stopped"
+                    lines.put_nowait(_line(kind="error", code="unread-events", message=message))
                     return
         except (EOFError, TimeoutError):
-            words = "the process that computed this has ended, perhaps for want of memory; try again"
-            lines.put_nowait(_line(kind="error", words=words))
+            message = "the worker process ended unexpectedly, perhaps out of memory; try again"
+            lines.put_nowait(_line(kind="error", code="worker-ended", message=message))
         finally:
             lines.put_nowait(None)
-            if process is None or not process.loading.done() or not process.is_at_work:
-                self._put_back(process, turn)
+            if process is None or not process.loading.done() or not process.is_working:
+                self._release(process, slot)
             else:
-                self._in_background(self._stop(process, turn))
+                self._in_background(self._stop(process, slot))
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -201,31 +202,31 @@ class Pool:
         return task
 
     async def _start_another(self, first: _Process) -> None:
-        """Once the first is loaded: two at a time would only slow each other down."""
+        """Start a second process after the first one is loaded."""
         await asyncio.shield(first.loading)
         if len(self._idle) + len(self._busy) < 2:
             self._idle.append(await _Process.start(self._threads))
 
-    async def _stop(self, process: _Process, turn: asyncio.Semaphore | None) -> None:
-        """Interrupt the job, or end its process."""
+    async def _stop(self, process: _Process, slot: asyncio.Semaphore | None) -> None:
+        """Interrupt the job; kill the process if it does not stop."""
         if await process.interrupt():
-            self._put_back(process, turn)
+            self._release(process, slot)
             return
-        await process.end()
+        await process.kill()
         self._busy.remove(process)
-        self._put_back(None, turn)
+        self._release(None, slot)
 
-    def _put_back(self, process: _Process | None, turn: asyncio.Semaphore | None) -> None:
-        """Now it is somebody else's turn."""
+    def _release(self, process: _Process | None, slot: asyncio.Semaphore | None) -> None:
+        """Return the process to the pool and release the slot of its job."""
         if process is not None:
             self._busy.remove(process)
-            if process.orders < MOST_ORDERS:
+            if process.jobs < MAX_JOBS_PER_PROCESS:
                 self._idle.append(process)
             else:
-                self._in_background(process.end())
-        self._places.release()
-        if turn is not None:
-            turn.release()
+                self._in_background(process.kill())
+        self._processes.release()
+        if slot is not None:
+            slot.release()
 
     @property
     def _threads(self) -> int:
@@ -233,14 +234,15 @@ class Pool:
 
 
 async def _read_until(process: _Process, deadline: float) -> AsyncIterator[bytes]:
-    """The lines of a job, and words where it ends otherwise than it should."""
+    """Yield the lines of a job, and an error at the time limit."""
     while True:
         left = deadline - monotonic()
         if left <= 0:
-            yield _line(kind="error", words="this took longer than the server allows and was stopped; ask for less")
+            message = "the job reached the time limit of the server; use smaller settings"
+            yield _line(kind="error", code="time-limit", message=message)
             return
         try:
-            async with asyncio.timeout(min(left, HEARTBEAT)):  # wait_for would lose a cancellation that meets a line
+            async with asyncio.timeout(min(left, HEARTBEAT_SECONDS)):  # wait_for can lose a cancellation
                 line = await process.read()
         except TimeoutError:
             yield b""

@@ -1,4 +1,4 @@
-"""The room of texts: what `svs sample` does, told while it happens."""
+"""Texts for the page: the same runs as `svs sample`, with progress and chains reported while they run."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from structured_voronoi.targets.controlled import ControlledTarget
 from structured_voronoi.targets.language_model import LanguageModel, load
 from structured_voronoi.targets.text import TextTarget
 from structured_voronoi.web.forms import ControlForm, TextForm
-from structured_voronoi.web.playground import Say
+from structured_voronoi.web.playground import Report
 
-SECONDS = 0.2
-"""Chains that move are shown so often; the work must not wait for the telling."""
-MODELS_IN_MEMORY = 2
+REPORT_SECONDS = 0.2
+"""Minimum time between two reports of progress."""
+MAX_MODELS_IN_MEMORY = 2
 
 
-def draw_texts(form: TextForm, say: Say) -> None:
-    """Draw texts, and report progress, the moves of chains, and the texts as they are accepted."""
-    say({"kind": "phase", "stage": "loading"})
+def draw_texts(form: TextForm, report: Report) -> None:
+    """Draw texts and report progress, the steps of chains, and the texts as they are accepted."""
+    report({"kind": "stage", "stage": "loading"})
     request = Request(
         _load(form.model),
         [form.prompt],
@@ -44,102 +44,109 @@ def draw_texts(form: TextForm, say: Say) -> None:
         warmup=form.warmup,
         seed=form.seed,
     )
-    observer = _PageObserver(form.n, say)
-    say({"kind": "phase", "stage": "texts"})
+    observer = _PageObserver(form.n, report)
+    report({"kind": "stage", "stage": "texts"})
     run = GenerationRun(request, observer)
-    with report_progress_to(observer.show_progress):
+    reason = ""
+    with report_progress_to(observer.report_progress):
         for texts in run.batches():
-            if run.reason:
-                say({"kind": "said", "words": run.reason})
-                run.reason = ""
-            say({"kind": "texts", "texts": [text.line() for text in texts]})
-    say({"kind": "said", "words": run.status})
+            if run.reason and not reason:
+                reason = run.reason
+                report({"kind": "reason", "message": reason})
+            report({"kind": "texts", "texts": [text.line() for text in texts]})
+    report({"kind": "status", "message": run.status})
     for warning in run.warnings:
-        say({"kind": "said", "words": f"warning: {warning}"})
+        report({"kind": "warning", "code": warning.code, "message": warning.message, "remedy": warning.remedy})
     if request.controls and run.probability:
-        (found,) = run.probability
-        share = found.effective_share
-        say({"kind": "probability", "words": str(found), "effective_share": share, "verdict": found.verdict})
+        (estimate,) = run.probability
+        report(
+            {
+                "kind": "probability",
+                "estimate": str(estimate),
+                "effective_share": estimate.effective_share,
+                "verdict": estimate.verdict,
+            }
+        )
 
 
-def check_control(form: ControlForm, say: Say) -> None:
+def check_control(form: ControlForm, report: Report) -> None:
     """Raise an error if a control cannot be used."""
     parse_control(form.written)
-    say({"kind": "checked"})
+    report({"kind": "checked"})
 
 
-@lru_cache(maxsize=MODELS_IN_MEMORY)
+@lru_cache(maxsize=MAX_MODELS_IN_MEMORY)
 def _load(name: str) -> LanguageModel:
     return load(name)
 
 
 class _PageObserver:
-    """Reports to the page, a few times per second."""
+    """Reports the progress and the chains of a run, a few times per second."""
 
-    def __init__(self, count: int, say: Say) -> None:
-        self.count, self.say = count, say
+    def __init__(self, count: int, report: Report) -> None:
+        self.count, self.report = count, report
         self.steps, self.is_chain = 1, False
-        self.began = self.told = -math.inf
+        self.started = self.last_report = -math.inf
         self.batch, self.step = range(0), 0
 
-    def show_progress(self, progress: Progress) -> None:
-        """Send progress of texts; `moved` sends the steps of chains."""
+    def report_progress(self, progress: Progress) -> None:
+        """Report notes and, unless chains run, the share of the work that is done."""
         if progress.note:
-            if monotonic() - self.told > SECONDS:
-                self.told = monotonic()
-                self.say({"kind": "note", "words": progress.note})
+            if monotonic() - self.last_report > REPORT_SECONDS:
+                self.last_report = monotonic()
+                self.report({"kind": "note", "message": progress.note})
             return
         if self.is_chain:
             return
         if progress.done == 0:
-            self.began = monotonic()
-        if progress.done in (0, progress.total) or monotonic() - self.told > SECONDS:
-            self.told = monotonic()
-            self._tell_progress(progress.stage, min(1.0, progress.done / max(1, progress.total)))
+            self.started = monotonic()
+        if progress.done in (0, progress.total) or monotonic() - self.last_report > REPORT_SECONDS:
+            self.last_report = monotonic()
+            self._report_share(progress.stage, min(1.0, progress.done / max(1, progress.total)))
 
     def planned(self, target: TextTarget | ControlledTarget, sampler: str, steps: int) -> None:
-        self.steps, self.is_chain, self.began = steps, not find_sampler(sampler).independent, monotonic()
+        entry = find_sampler(sampler)
+        self.steps, self.is_chain, self.started = steps, not entry.independent, monotonic()
         names = [control.name for control in target.controls] if isinstance(target, ControlledTarget) else []
-        is_exact = find_sampler(sampler).exact
-        known = {"sampler": sampler, "is_exact": is_exact, "steps": steps, "controls": names}
-        self.say({"kind": "planned", **known})
+        plan = {"sampler": sampler, "is_exact": entry.exact, "steps": steps, "controls": names}
+        self.report({"kind": "planned", **plan})
 
     def moved(self, target: TextTarget | ControlledTarget, chains: range, tokens: Tensor, info: Info) -> None:
         if chains != self.batch:
             self.batch, self.step = chains, 0
         self.step += 1
         steps = self.steps
-        if self.step > 1 and monotonic() - self.told < SECONDS:
+        if self.step > 1 and monotonic() - self.last_report < REPORT_SECONDS:
             return
-        self.told = monotonic()
-        self._tell_progress("texts", (chains.start * steps + self.step * len(chains)) / (self.count * steps))
+        self.last_report = monotonic()
+        self._report_share("texts", (chains.start * steps + self.step * len(chains)) / (self.count * steps))
         scores = target.control_log_probs(tokens) if isinstance(target, ControlledTarget) else {}
-        self.say(
+        self.report(
             {
-                "kind": "moving",
+                "kind": "chains",
                 "step": self.step,
                 "steps": steps,
                 "first": chains.start,
-                "log_probs": _numbers(-info.energy),
+                "log_target": _numbers(-info.energy),
                 "controls": {name: _numbers(widened(score).exp()) for name, score in scores.items()},
                 "pieces": [_pieces(target, row) for row in tokens],
             }
         )
 
-    def _tell_progress(self, stage: str, share: float) -> None:
-        """``left`` are seconds, once there is something to go by."""
-        spent = monotonic() - self.began
-        left = spent * (1 - share) / share if share > 0 and spent > SECONDS else None
-        self.say({"kind": "progress", "stage": stage, "share": share, "left": left})
+    def _report_share(self, stage: str, share: float) -> None:
+        """Report the share of the work that is done and, after the first moments, the seconds left."""
+        elapsed = monotonic() - self.started
+        left = elapsed * (1 - share) / share if share > 0 and elapsed > REPORT_SECONDS else None
+        self.report({"kind": "progress", "stage": stage, "share": share, "seconds_left": left})
 
 
 def _numbers(values: Tensor) -> list[float | None]:
-    """As JSON has them: infinities are null."""
+    """The values as JSON numbers; None where they are not finite."""
     return [value if math.isfinite(value) else None for value in values.tolist()]
 
 
 def _pieces(target: TextTarget | ControlledTarget, tokens: Tensor) -> list[str]:
-    """The text of every token, up to the end."""
+    """The text of each token, up to the end of the text."""
     text = target.text if isinstance(target, ControlledTarget) else target
     length = int(text.content_lengths(tokens[None])[0])
     return [_piece(target.tokenizer, token) for token in tokens[:length].tolist()]
@@ -147,5 +154,5 @@ def _pieces(target: TextTarget | ControlledTarget, tokens: Tensor) -> list[str]:
 
 @lru_cache(maxsize=100_000)
 def _piece(tokenizer: Any, token: int) -> str:
-    """What a token adds to a text: some tokenizers drop the space at the beginning of all that they decode."""
+    """The text of a token inside a text: some tokenizers drop the leading space of what they decode."""
     return str(tokenizer.decode([token, token]))[len(str(tokenizer.decode([token]))) :]

@@ -1,8 +1,7 @@
-"""A process that computes for the page: it reads orders from its input, and writes what happens, one JSON line each.
+"""A worker process of the page: reads jobs from standard input and writes events to standard output, as JSON lines.
 
-The first line is END, once everything is loaded. An order is {"number", "kind", "form"}, and its last line is END, too.
-{"stop": number} interrupts the work on that order as
-Ctrl-C would, whatever it is at. When the input ends, so does the process.
+A job is {"number", "kind", "form"}; its last line is END. The first line of a worker is END, too, written when all
+modules are loaded. {"stop": number} interrupts that job as Ctrl-C would. The process ends when its input ends.
 """
 
 from __future__ import annotations
@@ -19,74 +18,75 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from structured_voronoi.core.errors import SamplingError
+from structured_voronoi.core.errors import SamplingError, one_line
 from structured_voronoi.web.forms import ControlForm, Form, Race, TextForm, Trajectories
 
 END = b'{"kind": "end"}\n'
-KINDS: dict[str, type[Form]] = {
+FORMS: dict[str, type[Form]] = {
     "trajectories": Trajectories,
     "race": Race,
     "text": TextForm,
     "check": ControlForm,
 }
-"""What can be ordered, and on which form."""
+"""Kinds of jobs and their forms."""
 
 
 def main() -> None:
-    """Work until the input ends. Stopping a job interrupts it, also where a script in whose background the server runs
-    has had interruptions ignored."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Run jobs until the input ends."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell inherit an ignored SIGINT
     _Worker(os.dup(1)).run()
 
 
 class _Worker:
     def __init__(self, out: int) -> None:
-        os.dup2(2, 1)  # what libraries print goes elsewhere
+        os.dup2(2, 1)  # libraries that print must not write among the events
         self.out = os.fdopen(out, "wb", buffering=0)
-        self.orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.jobs: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.lock, self.current = threading.Lock(), -1
 
     def run(self) -> None:
-        threading.Thread(target=self._listen, daemon=True).start()
-        makers = _load_makers()
+        threading.Thread(target=self._read_input, daemon=True).start()
+        functions = _load_functions()
         self.out.write(END)
         while True:
-            order = self.orders.get()
+            job = self.jobs.get()
             with contextlib.suppress(KeyboardInterrupt):
                 with self.lock:
-                    self.current = order["number"]
-                self._fulfil(makers[order["kind"]], KINDS[order["kind"]].model_validate(order["form"]))
-                with self.lock:  # nobody interrupts what is done
+                    self.current = job["number"]
+                self._run_job(functions[job["kind"]], FORMS[job["kind"]].model_validate(job["form"]))
+                with self.lock:  # a finished job must not be interrupted
                     self.current = -1
             self.current = -1
-            self.out.write(b"\n" + END)  # an interrupted line must not swallow it
+            self.out.write(b"\n" + END)  # END must not continue an interrupted line
 
-    def _listen(self) -> None:
+    def _read_input(self) -> None:
         for line in sys.stdin.buffer:
-            order = json.loads(line)
-            if "stop" not in order:
-                self.orders.put(order)
+            message = json.loads(line)
+            if "stop" not in message:
+                self.jobs.put(message)
                 continue
             with self.lock:
-                if order["stop"] == self.current:
+                if message["stop"] == self.current:
                     _thread.interrupt_main()
         os._exit(0)
 
-    def _fulfil(self, make: Callable[..., None], form: Form) -> None:
+    def _run_job(self, function: Callable[..., None], form: Form) -> None:
         try:
-            make(form, self._say)
+            function(form, self._write)
         except SamplingError as error:
-            self._say({"kind": "error", "words": " ".join(str(error).split())})
-        except Exception:  # a mistake of ours: the person at the terminal sees all of it, the browser nothing
+            message = one_line(error, longest=2000)
+            self._write({"kind": "error", "code": "sampling", "message": message, "field": error.argument})
+        except Exception:  # a bug: the traceback goes to the terminal, not to the client
             traceback.print_exc()
-            self._say({"kind": "error", "words": "this failed; the terminal in which `svs serve` runs shows why"})
+            message = "this failed; the terminal of `svs serve` shows why"
+            self._write({"kind": "error", "code": "internal", "message": message})
 
-    def _say(self, event: dict[str, Any]) -> None:
+    def _write(self, event: dict[str, Any]) -> None:
         self.out.write(json.dumps(event, ensure_ascii=False, allow_nan=False).encode() + b"\n")
 
 
-def _load_makers() -> dict[str, Callable[..., None]]:
-    """The functions that fulfil orders; importing them takes seconds."""
+def _load_functions() -> dict[str, Callable[..., None]]:
+    """The function of each kind of job; importing them takes seconds."""
     from structured_voronoi.web import playground, text
 
     return {

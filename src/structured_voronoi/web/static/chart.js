@@ -1,19 +1,19 @@
-// Line charts with two axes and labels at the ends of the lines.
+// Line charts with labels at the ends of the lines.
 
 import { drawn } from "./dom.js";
 
 const LEFT = 46, RIGHT = 96, TOP = 8, BOTTOM = 26;
 
 export class Chart {
-  // lines: {name: {label, kind}}; x and y: {log, from, to, empty, isWhole}, where a missing end follows the data.
-  constructor(home, { lines, x = {}, y = {}, width = 500, height = 200, describe }) {
+  // lines: {name: {label, kind}}; x and y: {log, from, to, empty, isWhole}, where a missing limit follows the data.
+  constructor(container, { lines, x = {}, y = {}, width = 500, height = 200, description }) {
     Object.assign(this, { lines, x, y, width, height });
-    this.svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": describe });
+    this.svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": description });
     this.axes = drawn("g");
     this.paths = Object.fromEntries(Object.entries(lines).map(([name, { kind }]) => [name, drawn("path", { class: `line ${kind}` })]));
     this.tags = Object.fromEntries(Object.entries(lines).map(([name, { label, kind }]) => [name, drawn("text", { class: `tag ${kind}` }, label)]));
     this.svg.append(this.axes, ...Object.values(this.paths), ...Object.values(this.tags));
-    home.replaceChildren(this.svg);
+    container.replaceChildren(this.svg);
     this.clear();
   }
 
@@ -43,10 +43,10 @@ export class Chart {
     const px = (value) => LEFT + ((this.x.log ? Math.log10(value) : value) - x0) / (x1 - x0) * (this.width - LEFT - RIGHT);
     const py = (value) => this.height - BOTTOM - (Math.max(y0, this.y.log ? Math.log10(value) : value) - y0) / (y1 - y0) * (this.height - TOP - BOTTOM);
     this.axes.replaceChildren(...this.marks(this.x, x0, x1, 5).flatMap((value) => [
-      drawn("text", { x: px(value), y: this.height - 6, "text-anchor": "middle" }, write(value)),
+      drawn("text", { x: px(value), y: this.height - 6, "text-anchor": "middle" }, format(value)),
     ]), ...this.marks(this.y, y0, y1, 6).flatMap((value) => [
       drawn("line", { class: "axis", x1: LEFT, x2: this.width - RIGHT, y1: py(value), y2: py(value) }),
-      drawn("text", { x: LEFT - 6, y: py(value) + 4, "text-anchor": "end" }, write(value)),
+      drawn("text", { x: LEFT - 6, y: py(value) + 4, "text-anchor": "end" }, format(value)),
     ]));
     const ends = [];
     for (const [name, points] of Object.entries(this.data)) {
@@ -56,7 +56,7 @@ export class Chart {
       if (shown.length) ends.push({ name, x: px(shown.at(-1)[0]) + 7, y: py(shown.at(-1)[1]) + 4 });
     }
     ends.sort((a, b) => a.y - b.y);
-    ends.forEach((end, i) => { // labels stand apart
+    ends.forEach((end, i) => { // labels must not overlap
       if (i) end.y = Math.max(end.y, ends[i - 1].y + 15);
       this.tags[end.name].setAttribute("x", end.x);
       this.tags[end.name].setAttribute("y", end.y);
@@ -76,12 +76,12 @@ export class Chart {
     return marks;
   }
 
-  tell(words) {
-    this.svg.setAttribute("aria-label", words);
+  describe(description) {
+    this.svg.setAttribute("aria-label", description);
   }
 }
 
-function write(value) {
+function format(value) {
   if (value !== 0 && (value < 0.001 || value >= 10000)) {
     const power = Math.round(Math.log10(value));
     return `10${[...String(power)].map((digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit] ?? "⁻").join("")}`;

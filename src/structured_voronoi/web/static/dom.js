@@ -1,4 +1,4 @@
-// Elements, and the little that both rooms share.
+// Helpers for elements, messages, the clipboard and the address.
 
 export const $ = (selector, within = document) => within.querySelector(selector);
 
@@ -22,24 +22,24 @@ export function set(node, attributes) {
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
 }
 
-// Read out by screen readers: what begins and ends, not every number on the way.
-export function speak(words) {
-  if ($("#spoken").textContent !== words) $("#spoken").textContent = words;
+// A message for screen readers: the start and the end of work, not each number.
+export function announce(message) {
+  if ($("#announcement").textContent !== message) $("#announcement").textContent = message;
 }
 
-let vanishing;
-export function toast(words) {
+let toastTimer;
+export function toast(message) {
   const node = $("#toast");
-  node.textContent = words;
+  node.textContent = message;
   node.classList.add("shown");
-  clearTimeout(vanishing);
-  vanishing = setTimeout(() => node.classList.remove("shown"), 2500);
+  clearTimeout(toastTimer);
+  toastTimer = setTimeout(() => node.classList.remove("shown"), 2500);
 }
 
-export async function copy(text, words) {
+export async function copy(text, message) {
   try {
     await navigator.clipboard.writeText(text);
-  } catch { // not allowed, or no secure context
+  } catch { // not permitted, or not a secure context
     const area = element("textarea", { readonly: true });
     area.value = text;
     document.body.append(area);
@@ -47,24 +47,26 @@ export async function copy(text, words) {
     document.execCommand("copy");
     area.remove();
   }
-  toast(words);
+  toast(message);
 }
 
-export function later(work, milliseconds) {
+export function debounce(work, milliseconds) {
   let timer;
-  return (...given) => {
+  return (...args) => {
     clearTimeout(timer);
-    timer = setTimeout(() => work(...given), milliseconds);
+    timer = setTimeout(() => work(...args), milliseconds);
   };
 }
 
-// The settings of a room live in the part of the address after #, so that a link brings them back.
-export function readAddress(room) {
+// The settings of a tab are kept in the fragment of the address, so that a link restores them.
+export function readAddress(tab) {
   const [name, query] = location.hash.slice(1).split("?");
-  return name === room && query ? new URLSearchParams(query) : null;
+  return name === tab && query ? new URLSearchParams(query) : null;
 }
 
-export function writeAddress(room, settings) {
+export function writeAddress(tab, settings) {
   const query = new URLSearchParams(settings).toString();
-  history.replaceState(null, "", `#${room}${query ? `?${query}` : ""}`);
+  history.replaceState(null, "", `#${tab}${query ? `?${query}` : ""}`);
 }
+
+export const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);

@@ -1,10 +1,10 @@
-// Pictures of cells: points lie between -2 and 2, and a little more of the plane is shown.
+// Cells in the plane: points lie between -2 and 2; the picture shows -2.4 to 2.4.
 
 import { drawn } from "./dom.js";
 
 const EDGE = 2.4;
 
-// The polygon of every cell: the square, cut along the bisectors with all other points.
+// The polygon of each cell: the square cut along the bisectors with all other points.
 export function cells(points) {
   return points.map((here, i) => {
     let polygon = [[-EDGE, -EDGE], [EDGE, -EDGE], [EDGE, EDGE], [-EDGE, EDGE]];
@@ -20,12 +20,12 @@ function cut(polygon, [x, y], [u, v]) {
   const side = ([s, t]) => a * s + b * t - c;
   return polygon.flatMap((point, i) => {
     const next = polygon[(i + 1) % polygon.length], before = side(point), after = side(next);
-    const kept = before <= 0 ? [point] : [];
+    const inside = before <= 0 ? [point] : [];
     if (before * after < 0) {
       const share = before / (before - after);
-      kept.push([point[0] + share * (next[0] - point[0]), point[1] + share * (next[1] - point[1])]);
+      inside.push([point[0] + share * (next[0] - point[0]), point[1] + share * (next[1] - point[1])]);
     }
-    return kept;
+    return inside;
   });
 }
 
@@ -42,10 +42,10 @@ export const onScreen = ([x, y]) => `${x.toFixed(3)},${(-y).toFixed(3)}`;
 export function drawCells(layer, points, shares) {
   while (layer.children.length > points.length) layer.lastChild.remove();
   while (layer.children.length < points.length) layer.append(drawn("polygon", { class: "cell" }));
-  const most = Math.max(...shares);
+  const largest = Math.max(...shares);
   cells(points).forEach((polygon, i) => {
     layer.children[i].setAttribute("points", polygon.map(onScreen).join(" "));
-    layer.children[i].setAttribute("fill-opacity", (0.05 + 0.5 * (shares[i] / most)).toFixed(3));
+    layer.children[i].setAttribute("fill-opacity", (0.05 + 0.5 * (shares[i] / largest)).toFixed(3));
   });
 }
 

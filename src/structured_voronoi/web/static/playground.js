@@ -1,34 +1,34 @@
-// The playground: a plane with draggable points, and a particle that moves as the server has computed.
+// The playground: draggable points in the plane and a particle on trajectories computed by the server.
 
-import { $, drawn, element, later, readAddress, set, writeAddress } from "./dom.js";
+import { $, debounce, drawn, element, readAddress, set, writeAddress } from "./dom.js";
 import { bisector, drawCells, letter, onScreen } from "./plane.js";
 import { openRace } from "./race.js";
 import { events } from "./stream.js";
 
-const FIRST = {
+const DEFAULT_SCENE = {
   points: [[-1.2, 0.9], [0.1, 1.3], [1.4, 0.4], [0.3, -0.2], [-0.7, -1.1], [1.1, -1.3]],
   weights: [5, 20, 30, 8, 25, 12],
   walls: "open", scale: 0.6, turn: 2, guidance: 0, step_size: 1, seed: 0,
 };
 const NUMBERS = ["scale", "turn", "guidance", "step_size", "seed"];
-const FEWEST = 3, MOST = 12, EDGE = 1.92, GAP = 0.08;
-const TRAILS = 3; // trajectories that can still be seen
-const SEEN = 2.34; // of the plane, in every direction
+const MIN_POINTS = 3, MAX_POINTS = 12, MAX_COORDINATE = 1.92, MIN_DISTANCE = 0.08;
+const MAX_TRAILS = 3; // trajectories that stay visible
+const VISIBLE_EXTENT = 2.34; // largest coordinate at which the particle is drawn
 const WALLS = {
-  open: "Where its energy does not suffice, the particle passes and keeps its token, though in the cell of another. Exact.",
-  closed: "Where its energy does not suffice, the wall reflects. Exact up to the masses of the cells, which are estimated.",
-  equal: "The wall reflects, and all cells count as equally large, as in the paper: biased.",
+  open: "With too little energy, the particle passes the wall and the token stays the same. Exact.",
+  closed: "With too little energy, the particle is reflected. Exact up to the error of the estimated cell masses.",
+  equal: "With too little energy, the particle is reflected. All cells are taken as equally large, as in the paper: biased.",
 };
 
-const meeting = {
-  refraction: (leg) => `Its energy suffices: at the wall between ${letter(leg.cell)} and ${letter(leg.wall)} the particle refracts, and the token is ${letter(leg.wall)}.`,
-  reflection: (leg) => `Too little energy for ${letter(leg.wall)}: the wall reflects, and the token stays ${letter(leg.cell)}.`,
-  passage: (leg) => `Too little energy for ${letter(leg.wall)}: an open gate lets the particle pass, and the token stays ${letter(leg.cell)}.`,
-  end: (leg, walls) => `The trajectory ends, and ${letter(leg.cell)} is the draw. ${walls === "open" ? `A new point about ${letter(leg.cell)} and a new momentum are` : "A new momentum is"} drawn.`,
+const EVENTS = {
+  refraction: (leg) => `Enough energy: the particle refracts at the wall between ${letter(leg.cell)} and ${letter(leg.wall)}. The token changes to ${letter(leg.wall)}.`,
+  reflection: (leg) => `Too little energy for ${letter(leg.wall)}: the wall reflects the particle. The token stays ${letter(leg.cell)}.`,
+  passage: (leg) => `Too little energy for ${letter(leg.wall)}: the particle passes the open wall. The token stays ${letter(leg.cell)}.`,
+  end: (leg, walls) => `The trajectory ends; the draw is ${letter(leg.cell)}. Next: ${walls === "open" ? `a new point near ${letter(leg.cell)} and a new momentum` : "a new momentum"}.`,
 };
 
 export function openPlayground() {
-  const scene = structuredClone(FIRST);
+  const scene = structuredClone(DEFAULT_SCENE);
   const layers = Object.fromEntries(["cells", "outline", "gate", "trails", "knobs", "particle"].map((name) => [name, drawn("g")]));
   const svg = $("#plane"), form = $("#scene");
   svg.append(...Object.values(layers));
@@ -37,12 +37,12 @@ export function openPlayground() {
   layers.outline.append(drawn("polygon", { class: "outline" }));
 
   const shares = () => scene.weights.map((weight) => weight / scene.weights.reduce((a, b) => a + b));
-  const show = new Show(scene, layers, particle);
+  const animation = new Animation(scene, layers, particle);
   const race = openRace(scene, shares);
 
-  const restart = later(() => {
-    writeAddress("playground", written(scene));
-    show.restart();
+  const restart = debounce(() => {
+    writeAddress("playground", serialize(scene));
+    animation.restart();
   }, 60);
 
   function changed() {
@@ -50,16 +50,16 @@ export function openPlayground() {
     drawKnobs();
     drawWeights();
     $("#count").textContent = `${scene.points.length} tokens`;
-    $("#fewer").disabled = scene.points.length <= FEWEST;
-    $("#more").disabled = scene.points.length >= MOST;
+    $("#fewer").disabled = scene.points.length <= MIN_POINTS;
+    $("#more").disabled = scene.points.length >= MAX_POINTS;
     form.walls.value = scene.walls;
-    $("#walls-words").textContent = WALLS[scene.walls];
+    $("#walls-help").textContent = WALLS[scene.walls];
     for (const name of ["scale", "turn", "guidance", "step_size"]) {
       (name === "step_size" ? $("#step-size") : form[name]).value = scene[name];
       $(`[data-of=${name}]`).textContent = scene[name].toFixed(2).replace(/0$/, "");
     }
-    show.clear();
-    race.forget();
+    animation.clear();
+    race.reset();
     restart();
   }
 
@@ -77,8 +77,8 @@ export function openPlayground() {
     const knob = drawn("g", { class: "knob", tabindex: 0, role: "button", "data-token": i },
       drawn("circle", { class: "halo", r: 0.15 }), drawn("circle", { r: 0.035 }), drawn("text", { y: -0.09 }));
     const moveTo = (x, y) => {
-      const point = [x, y].map((value) => Math.round(100 * Math.min(EDGE, Math.max(-EDGE, value))) / 100);
-      if (scene.points.some((other, j) => j !== i && Math.hypot(other[0] - point[0], other[1] - point[1]) < GAP)) return;
+      const point = [x, y].map((value) => Math.round(100 * Math.min(MAX_COORDINATE, Math.max(-MAX_COORDINATE, value))) / 100);
+      if (scene.points.some((other, j) => j !== i && Math.hypot(other[0] - point[0], other[1] - point[1]) < MIN_DISTANCE)) return;
       scene.points[i] = point;
       changed();
     };
@@ -93,47 +93,47 @@ export function openPlayground() {
       moveTo(place.x, -place.y);
     });
     knob.addEventListener("keydown", (event) => {
-      const way = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] }[event.key];
-      if (!way) return;
+      const direction = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] }[event.key];
+      if (!direction) return;
       event.preventDefault();
       const length = event.shiftKey ? 0.25 : 0.05, [x, y] = scene.points[i];
-      moveTo(x + way[0] * length, y + way[1] * length);
+      moveTo(x + direction[0] * length, y + direction[1] * length);
     });
     return knob;
   }
 
   function drawWeights() {
-    const home = $("#weights");
-    while (home.children.length > scene.weights.length) home.lastChild.remove();
-    while (home.children.length < scene.weights.length) {
-      const i = home.children.length;
+    const list = $("#weights");
+    while (list.children.length > scene.weights.length) list.lastChild.remove();
+    while (list.children.length < scene.weights.length) {
+      const i = list.children.length;
       const slider = element("input", { type: "range", min: 0, max: 3, step: 0.01, "aria-label": `Weight of token ${letter(i)}` });
       slider.addEventListener("input", () => {
         scene.weights[i] = Number((10 ** (Number(slider.value) - 1)).toPrecision(3));
         changed();
       });
-      home.append(element("label", {}, element("b", {}, letter(i)), slider, element("output")));
+      list.append(element("label", {}, element("b", {}, letter(i)), slider, element("output")));
     }
     scene.weights.forEach((weight, i) => {
-      const [, slider, output] = home.children[i].children;
+      const [, slider, output] = list.children[i].children;
       if (document.activeElement !== slider) slider.value = Math.log10(weight) + 1;
       output.textContent = `${(100 * shares()[i]).toFixed(1)} %`;
       slider.setAttribute("aria-valuetext", output.textContent);
     });
   }
 
-  function free() { // somewhere far from the other points
-    let best, most = -1;
+  function findFreePlace() { // the farthest from the other points of 40 random places
+    let best, largest = -1;
     for (let i = 0; i < 40; i++) {
       const place = [0, 1].map(() => Math.round(100 * (Math.random() * 3.4 - 1.7)) / 100);
       const gap = Math.min(...scene.points.map((other) => Math.hypot(other[0] - place[0], other[1] - place[1])), 9);
-      if (gap > most) [best, most] = [place, gap];
+      if (gap > largest) [best, largest] = [place, gap];
     }
     return best;
   }
 
   $("#more").addEventListener("click", () => {
-    scene.points.push(free());
+    scene.points.push(findFreePlace());
     scene.weights.push(10);
     changed();
   });
@@ -145,12 +145,12 @@ export function openPlayground() {
   $("#scatter").addEventListener("click", () => {
     const count = scene.points.length;
     scene.points = [];
-    while (scene.points.length < count) scene.points.push(free());
+    while (scene.points.length < count) scene.points.push(findFreePlace());
     scene.weights = scene.weights.map(() => Number((10 ** (Math.random() * 1.3 + 0.3)).toPrecision(2)));
     changed();
   });
   $("#reset").addEventListener("click", () => {
-    Object.assign(scene, structuredClone(FIRST));
+    Object.assign(scene, structuredClone(DEFAULT_SCENE));
     changed();
   });
   form.addEventListener("submit", (event) => event.preventDefault());
@@ -167,26 +167,26 @@ export function openPlayground() {
   $("#step-size").addEventListener("input", (event) => {
     scene.step_size = Number(event.target.value);
     $("[data-of=step_size]").textContent = scene.step_size.toFixed(1);
-    race.forget();
-    writeAddress("playground", written(scene));
+    race.reset();
+    writeAddress("playground", serialize(scene));
   });
 
-  function arrive() {
+  function open() {
     const given = readAddress("playground");
-    if (!given) writeAddress("playground", written(scene));
-    else if (given.toString() !== new URLSearchParams(written(scene)).toString()) {
-      Object.assign(scene, structuredClone(FIRST), read(given));
+    if (!given) writeAddress("playground", serialize(scene));
+    else if (given.toString() !== new URLSearchParams(serialize(scene)).toString()) {
+      Object.assign(scene, structuredClone(DEFAULT_SCENE), parse(given));
       changed();
     }
-    show.play(show.isWanted);
+    animation.play(animation.isWanted);
   }
   changed();
-  arrive();
-  return { arrive, leave: () => show.play(false, true) };
+  open();
+  return { open, close: () => animation.play(false, true) };
 }
 
-// The particle, its trail and its story.
-class Show {
+// The particle, its trails and the description of the last event.
+class Animation {
   constructor(scene, layers, particle) {
     Object.assign(this, { scene, layers, particle, isWanted: !matchMedia("(prefers-reduced-motion: reduce)").matches });
     this.isPlaying = false;
@@ -199,9 +199,9 @@ class Show {
   }
 
   clear() {
-    this.asking?.abort();
+    this.controller?.abort();
     this.isReady = false;
-    this.waiting = [];
+    this.queue = [];
     this.trajectory = null;
     this.layers.trails.replaceChildren();
     this.layers.gate.replaceChildren();
@@ -214,31 +214,31 @@ class Show {
     this.isReady = true;
     this.cell = Math.min(this.cell ?? 0, this.scene.points.length - 1);
     this.seed = this.scene.seed;
-    $("#story").textContent = this.isWanted ? "…" : "Press Play, or go from event to event.";
+    $("#story").textContent = this.isWanted ? "…" : "Press Play or Next event.";
     this.fetch();
   }
 
   async fetch() {
-    const asking = (this.asking = new AbortController());
+    const controller = (this.controller = new AbortController());
     const { points, weights, walls, scale, turn, guidance } = this.scene;
     const form = { points, weights, walls, scale, turn, guidance, seed: this.seed++, start: this.cell, count: 12 };
     try {
-      for await (const event of events("api/trajectories", form, asking.signal)) {
-        if (asking.signal.aborted || event.kind !== "trajectory") continue;
+      for await (const event of events("api/trajectories", form, controller.signal)) {
+        if (controller.signal.aborted || event.kind !== "trajectory") continue;
         this.cell = event.cell;
-        if (event.legs.length) this.waiting.push(event.legs);
+        if (event.legs.length) this.queue.push(event.legs);
         if (!this.trajectory) this.begin();
       }
     } catch (error) {
       $("#story").textContent = `No trajectories: ${error.message}`;
     } finally {
-      if (this.asking === asking) this.asking = null;
+      if (this.controller === controller) this.controller = null;
     }
   }
 
   begin() {
-    if (this.isReady && this.waiting.length < 5 && !this.asking) this.fetch();
-    this.trajectory = this.waiting.shift() ?? null;
+    if (this.isReady && this.queue.length < 5 && !this.controller) this.fetch();
+    this.trajectory = this.queue.shift() ?? null;
     if (!this.trajectory) return;
     [this.leg, this.angle] = [0, 0];
     this.path = "";
@@ -248,7 +248,7 @@ class Show {
       old.firstChild.classList.add("old");
     }
     this.layers.trails.append(this.trail);
-    while (this.layers.trails.children.length > TRAILS) this.layers.trails.firstChild.remove();
+    while (this.layers.trails.children.length > MAX_TRAILS) this.layers.trails.firstChild.remove();
     this.particle.setAttribute("visibility", "visible");
     this.draw();
   }
@@ -259,22 +259,22 @@ class Show {
 
   draw() {
     const leg = this.trajectory[this.leg], at = this.place(leg, this.angle);
-    const seen = at.map((value) => Math.max(-SEEN, Math.min(SEEN, value))); // it may roam beyond the picture
-    set(this.particle, { cx: seen[0].toFixed(3), cy: (-seen[1]).toFixed(3) });
-    this.particle.classList.toggle("beyond", seen.some((value, k) => value !== at[k]));
+    const visible = at.map((value) => Math.max(-VISIBLE_EXTENT, Math.min(VISIBLE_EXTENT, value))); // it may leave the picture
+    set(this.particle, { cx: visible[0].toFixed(3), cy: (-visible[1]).toFixed(3) });
+    this.particle.classList.toggle("beyond", visible.some((value, k) => value !== at[k]));
     this.path += `${this.path ? "L" : "M"}${onScreen(at)}`;
     this.trail.firstChild.setAttribute("d", this.path);
     this.layers.outline.firstChild.setAttribute("points", this.layers.cells.children[leg.cell].getAttribute("points"));
   }
 
-  // Moves on by an angle, through as many legs as that takes.
+  // Moves on by an angle, through one or more legs.
   advance(angle) {
     while (this.trajectory) {
       const leg = this.trajectory[this.leg], left = leg.angle - this.angle, step = Math.min(angle, left, 0.05);
       this.angle += step;
       angle -= step;
       this.draw();
-      if (this.angle >= leg.angle - 1e-12) this.meet(leg);
+      if (this.angle >= leg.angle - 1e-12) this.showEvent(leg);
       if (angle <= 1e-12) return;
     }
     this.begin();
@@ -288,12 +288,12 @@ class Show {
       this.angle = Math.min(leg.angle, this.angle + 0.05);
       this.draw();
     }
-    this.meet(leg);
+    this.showEvent(leg);
   }
 
-  meet(leg) {
+  showEvent(leg) {
     const at = this.place(leg, leg.angle);
-    $("#story").textContent = leg.wall < 0 && leg.meets !== "end" ? "The edge reflects." : meeting[leg.meets](leg, this.scene.walls);
+    $("#story").textContent = leg.wall < 0 && leg.meets !== "end" ? "The edge of the plane reflects the particle." : EVENTS[leg.meets](leg, this.scene.walls);
     this.layers.gate.replaceChildren();
     if (leg.meets !== "end") {
       this.trail.append(mark(leg.meets, at));
@@ -307,17 +307,17 @@ class Show {
     else this.draw();
   }
 
-  play(isPlaying, isLeaving = false) {
+  play(isPlaying, isClosing = false) {
     this.isPlaying = isPlaying;
-    if (!isLeaving) $("#play").textContent = isPlaying ? "Pause" : "Play";
-    $("#story").setAttribute("aria-live", isPlaying ? "off" : "polite"); // read out from event to event
+    if (!isClosing) $("#play").textContent = isPlaying ? "Pause" : "Play";
+    $("#story").setAttribute("aria-live", isPlaying ? "off" : "polite"); // screen readers read each event
     cancelAnimationFrame(this.frame);
-    let before = null;
+    let previous = null;
     const tick = (now) => {
-      const passed = before === null ? 0 : Math.min(0.1, (now - before) / 1000);
-      before = now;
-      if (this.trajectory) this.advance(passed * 2 ** Number($("#speed").value));
-      else if (!this.asking) this.begin();
+      const elapsed = previous === null ? 0 : Math.min(0.1, (now - previous) / 1000);
+      previous = now;
+      if (this.trajectory) this.advance(elapsed * 2 ** Number($("#speed").value));
+      else if (!this.controller) this.begin();
       if (this.isPlaying) this.frame = requestAnimationFrame(tick);
     };
     if (isPlaying) this.frame = requestAnimationFrame(tick);
@@ -329,17 +329,17 @@ function mark(kind, [x, y]) {
   return drawn("circle", { class: `event ${kind}`, cx: x, cy: -y, r: kind === "refraction" ? 0.038 : 0.025 });
 }
 
-function written(scene) {
+function serialize(scene) {
   const settings = { points: scene.points.map((point) => point.join(",")).join(";"), weights: scene.weights.join(","), walls: scene.walls };
   for (const name of NUMBERS) settings[name] = scene[name];
   return settings;
 }
 
-function read(given) {
+function parse(given) {
   const found = {};
   const points = given.get("points")?.split(";").map((pair) => pair.split(",").map(Number));
   const weights = given.get("weights")?.split(",").map(Number);
-  const isScene = points && weights?.length === points.length && points.length >= FEWEST && points.length <= MOST
+  const isScene = points && weights?.length === points.length && points.length >= MIN_POINTS && points.length <= MAX_POINTS
     && points.every((pair) => pair.length === 2 && pair.every((value) => Math.abs(value) <= 2)) && weights.every((weight) => weight > 0);
   if (isScene) Object.assign(found, { points, weights });
   if (given.get("walls") in WALLS) found.walls = given.get("walls");
