@@ -82,9 +82,10 @@ export class Chart {
 }
 
 function format(value) {
-  if (value !== 0 && (value < 0.001 || value >= 10000)) {
-    const power = Math.round(Math.log10(value));
-    return `10${[...String(power)].map((digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit] ?? "⁻").join("")}`;
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 0.001 || size >= 10000)) {
+    const power = Math.round(Math.log10(size));
+    return `${value < 0 ? "−" : ""}10${[...String(power)].map((digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit] ?? "⁻").join("")}`;
   }
   return String(value);
 }
