@@ -1,10 +1,10 @@
-"""How often the error bound of a run and its 95 % interval of P(controls) hold, where all texts can be listed.
+"""Coverage of a run's error bound and of its 95 % interval of P(controls), on a target whose texts are enumerated.
 
     python benchmarks/engine_coverage.py --runs 200 --workers 2
 
 The bundled model is restricted to eight tokens and four positions, so that the exact distribution over all 4,096 texts
 is known. Each run draws texts with the default settings and its own seed. Its distance is the exact total variation
-distance of the distribution that its texts come from, given the proposals and caps it ended with.
+distance between the target and the distribution of its texts, given its final proposals and caps.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import structured_voronoi as sv
 from structured_voronoi.engine.proposals import Proposal
 from structured_voronoi.engine.rounds import Rounds
 from structured_voronoi.engine.settings import EngineSettings
@@ -26,29 +27,27 @@ from structured_voronoi.engine.source import LocalSource
 from structured_voronoi.experiments.exactness.truth import LENGTH, PROMPT, WORDS, ListedTexts
 from structured_voronoi.metrics.probability import estimate_probability
 from structured_voronoi.problem.problem import bind
-from structured_voronoi.targets.language_model import LanguageModel
 from structured_voronoi.workers.parallel import map_tasks
 
 PATTERNS = ("restaurant.*and a", "cheap.*expensive", "pub diner.*diner", "expensive and.*and", "cheap a.*place")
 """Regular expressions with probabilities of about 1e-1, 1e-2, 1e-3, 1e-4 and 1e-5."""
-TOLERANCE = 0.003
 
 
 @cache
 def target_of(pattern: str) -> ListedTexts:
     """All texts of the eight tokens, under one regular expression."""
-    loaded = load("bundled").target(max_tokens=LENGTH)
-    tokens = torch.tensor([loaded.tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in WORDS])
-    model = LanguageModel(loaded.model, loaded.tokenizer).target(PROMPT, max_tokens=LENGTH, allowed=tokens.tolist())
-    return ListedTexts(model, tokens, regex(pattern))
+    model = sv.load("bundled")
+    tokens = torch.tensor([model.tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in WORDS])
+    text = model.target(PROMPT, max_tokens=LENGTH, allowed=tokens.tolist())
+    return ListedTexts(text, tokens, sv.regex(pattern))
 
 
 def all_texts() -> Tensor:
     return torch.cartesian_prod(*[torch.arange(len(WORDS))] * LENGTH)
 
 
-def capped(target: ListedTexts, proposal: Proposal, cap: float, share: float) -> Tensor:
-    """The distribution of the texts that a proposal accepts, over all texts."""
+def accepted_distribution(target: ListedTexts, proposal: Proposal, cap: float, share: float) -> Tensor:
+    """Probability of each text among the accepted texts of a proposal."""
     scored = proposal.lookahead.score(bind(target), all_texts())
     log_q, log_base = scored.log_q.sum(-1), scored.log_base.sum(-1)
     if not proposal.is_plain:
@@ -58,23 +57,23 @@ def capped(target: ListedTexts, proposal: Proposal, cap: float, share: float) ->
     return accepted / accepted.sum()
 
 
-def run_once(task: tuple[str, int], texts: int) -> dict[str, Any]:
-    """One run: its error bound and distance, its interval and the truth."""
+def run_once(task: tuple[str, int], texts: int, tolerance: float = 0.003) -> dict[str, Any]:
+    """One run: its error bound and distance, its interval and the exact probability."""
     pattern, seed = task
     target, settings = target_of(pattern), EngineSettings()
     problem = bind(target)
     log_target = target.log_prob(all_texts())
     truth, exact = float(log_target.exp().sum()), log_target.softmax(0)
-    run = Rounds([problem], LocalSource([target], seed, settings), texts, seed, TOLERANCE, settings)
-    found = Counter(one.proposal for part in run.run() for one in part)
+    run = Rounds([problem], LocalSource([target], seed, settings), texts, seed, tolerance, settings)
+    counts = Counter(accepted.proposal for batch in run.run() for accepted in batch)
     mixture, bound = torch.zeros_like(exact), 0.0
-    for number, count in found.items():
+    for number, count in counts.items():
         proposal = run.proposals[number]
         cap = 1.0 if proposal.is_plain else min(float(proposal.caps[0].min()), proposal.released_cap.get(0, math.inf))
-        mixture += count / found.total() * capped(target, proposal, cap, settings.plain_share)
-        bound += count / found.total() * proposal.error_bound.get(0, 0.0)
+        mixture += count / counts.total() * accepted_distribution(target, proposal, cap, settings.plain_share)
+        bound += count / counts.total() * proposal.error_bound.get(0, 0.0)
     best = run.best_proposal(0)
-    tries = sum(one.count() for one in run.proposals)
+    tries = sum(proposal.count() for proposal in run.proposals)
     estimate = estimate_probability(best.tries(0).log_weight.numpy(), tries, best.is_plain)
     return {
         "pattern": pattern,
@@ -84,7 +83,7 @@ def run_once(task: tuple[str, int], texts: int) -> dict[str, Any]:
         "low": estimate.low,
         "high": estimate.high,
         "reliable": estimate.reliable,
-        "learnings": len(run.proposals) - 1,
+        "updates": len(run.proposals) - 1,
         "tries": tries,
     }
 
@@ -94,13 +93,13 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--texts", type=int, default=100)
     parser.add_argument("--workers", type=int, default=1)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     for pattern in PATTERNS:
-        tasks = [(pattern, seed) for seed in range(asked.runs)]
-        rows = map_tasks(partial(run_once, texts=asked.texts), tasks, pattern, True, asked.workers)
+        tasks = [(pattern, seed) for seed in range(options.runs)]
+        rows = map_tasks(partial(run_once, texts=options.texts), tasks, pattern, True, options.workers)
 
-        def share(holds: Any, some: list[dict[str, Any]] = rows) -> float:
-            return sum(map(holds, some)) / max(1, len(some))
+        def share(holds: Any, selected: list[dict[str, Any]] = rows) -> float:
+            return sum(map(holds, selected)) / max(1, len(selected))
 
         reliable = [row for row in rows if row["reliable"]]
         print(
@@ -116,7 +115,7 @@ def main() -> None:
                     ),
                     "mean distance": sum(row["distance"] for row in rows) / len(rows),
                     "mean bound": sum(row["bound"] for row in rows) / len(rows),
-                    "mean learnings": sum(row["learnings"] for row in rows) / len(rows),
+                    "mean updates": sum(row["updates"] for row in rows) / len(rows),
                     "mean tries": sum(row["tries"] for row in rows) / len(rows),
                 }
             ),

@@ -1,4 +1,4 @@
-"""The pictures of docs/method.md, drawn by the code that samples: `python docs/pictures/draw.py [NAME …]`."""
+"""Draw the pictures of docs/method.md with the package's own code: `python docs/pictures/draw.py [NAME …]`."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ HUES = ("#0b6e4f", "#4a6fa5", "#8c564b", "#e0a030", "#c8553d", "#59a1c9", "#b07a
 GREENS = LinearSegmentedColormap.from_list("greens", ["#ffffff", "#8cc5ae", GREEN, "#063d2c"])
 OUTWARD_ONLY = Walls(inward=False, reflect=False)
 START = ((-1.65, 0.76), (1.43, 1.94))
-"""The point and the momentum with which the long trajectories begin, in the cell of the first token."""
+"""Point and momentum at the start of the long trajectories, in the cell of the first token."""
 
 
 class Trail(NamedTuple):
-    """One trajectory at many times: where the point was, its momentum, and the token it held."""
+    """Position, momentum and token of one trajectory at many times."""
 
     x: Tensor
     r: Tensor
     token: Tensor
 
     def swaps(self) -> Tensor:
-        """The last times before the token changed."""
+        """Indices of the last times before the token changes."""
         return (self.token[1:] != self.token[:-1]).nonzero().squeeze(-1)
 
     def passes(self, places: Tensor) -> Tensor:
-        """The last times before a bisector of the token was crossed without a change."""
+        """Indices of the last times before a bisector of the token is crossed and the token stays."""
         a = places - places[self.token][:, None]  # (time, token, 2)
         side = ((self.x[:, None] - (places + places[self.token][:, None]) / 2) * a).sum(-1) > 0
         crossed = (side[1:] != side[:-1]).any(-1) & (self.token[1:] == self.token[:-1])
@@ -71,7 +71,7 @@ def follow(
     walls: Walls,
     token: int | None = None,
 ) -> Trail:
-    """The trajectory from x with momentum r: one chain a time, all from the same start."""
+    """The trajectory from x with momentum r, computed as one chain for each time, all from the same start."""
     cells, count = cells_of(places), len(times)
     point = torch.tensor(x, dtype=places.dtype).expand(count, 1, 2) - cells.origin
     momentum = torch.tensor(r, dtype=places.dtype).expand(count, 1, 2)
@@ -89,7 +89,7 @@ def follow(
 
 
 def draw_cells() -> Figure:
-    """Tokens as cells, and the two densities over points that have the tokens' probabilities."""
+    """Voronoi cells of tokens, and the two densities over points that have the tokens' probabilities."""
     figure, axes = new_figure(12.6, 4.5, ncols=3)
     grid, nearest, extent = _grid()
     gaussians = torch.exp(-((grid[..., None, :] - PLACES) ** 2).sum(-1) / (2 * SIGMA**2))
@@ -98,9 +98,9 @@ def draw_cells() -> Figure:
     opened = (PROBABILITIES * gaussians / gaussians.sum((0, 1))).sum(-1)
     shades = (PROBABILITIES[nearest], closed, opened)
     titles = (
-        "every token has a cell",
-        "closed walls: a Gaussian ends at its cell",
-        "open walls: they overlap, and the token is carried along",
+        "one cell per token",
+        "closed walls: Gaussians truncated to their cells",
+        "open walls: overlapping Gaussians",
     )
     for axis, shade, title in zip(axes, shades, titles, strict=True):
         top = float(shade.max()) * (2.4 if shade is shades[0] else 1.0)
@@ -108,14 +108,14 @@ def draw_cells() -> Figure:
         _draw_walls(axis, nearest, extent, "white" if shade is shades[0] else GREY)
         axis.plot(*PLACES.T, "o", color=INK, markersize=3.5)
         axis.set_title(title, fontsize=11)
-        _bare(axis)
+        _hide_frame(axis)
     for word, place, probability in zip(WORDS, PLACES.tolist(), PROBABILITIES.tolist(), strict=True):
         axes[0].annotate(f"{word}\n{probability:g}", place, (0, 5), textcoords="offset points", ha="center", fontsize=9)
     return figure
 
 
 def draw_refraction() -> Figure:
-    """Rays that meet a wall at all angles: uphill the flat ones are reflected, downhill all are refracted."""
+    """Refraction and reflection of rays at a wall, by their angle of incidence, in both directions."""
     places = torch.tensor([[-1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
     log_prob = torch.tensor([0.7, 0.3], dtype=torch.float64).log()
     jump = float(log_prob[0] - log_prob[1])
@@ -139,119 +139,122 @@ def draw_refraction() -> Figure:
         axis.annotate("p = 0.3", (1.9, -1.85), fontsize=11, color=INK, ha="right")
         axis.set(xlim=(-2, 2), ylim=(-2, 2), aspect="equal")
         axis.set_title(title, fontsize=10)
-        _bare(axis)
+        _hide_frame(axis)
     return figure
 
 
 def draw_gates() -> Figure:
-    """One open trajectory: arcs about the token's embedding, gates that swap the token, gates that are passed."""
+    """One trajectory with open walls: arcs about the token's embedding, and gates that change or keep the token."""
     figure, axis = new_figure(6.4, 6.0)
     _draw_coloured_cells(axis, is_large=True)
     times = torch.linspace(0, 7.2, 6000, dtype=torch.float64)
     trail = follow(PLACES, PROBABILITIES.log(), *START, times, Rotation(SIGMA), OPEN_WALLS)
     _draw_trail(axis, trail)
     passes = trail.passes(PLACES)
-    axis.plot(*trail.x[passes].T, "o", color="white", markeredgecolor=INK, markersize=6, label="gate passed")
+    axis.plot(
+        *trail.x[passes].T, "o", color="white", markeredgecolor=INK, markersize=6, label="gate that kept the token"
+    )
     axis.plot(*trail.x[trail.swaps()].T, "D", color=INK, markersize=6, label="gate that changed the token")
     axis.plot(*trail.x[0], "^", color=INK, markersize=10, label="start")
-    axis.set_title("the colour of the path is the token it holds", fontsize=11)
+    axis.set_title("one trajectory, coloured by its current token", fontsize=11)
     figure.legend(loc="outside lower center", ncols=3, frameon=False)
     return figure
 
 
 def draw_two_way() -> Figure:
-    """There and back: two-way gates lead back to the start, outward gates do not; and the bias that this makes."""
+    """A trajectory and its reversal, with two-way and with outward gates, and the bias of outward gates."""
     figure, axes = new_figure(13.2, 4.6, ncols=3, width_ratios=(1, 1, 0.55))
     times = torch.linspace(0, 4.5, 3000, dtype=torch.float64)
     for axis, walls, title in (
-        (axes[0], OPEN_WALLS, "gates in both directions: the way back is the way out"),
-        (axes[1], OUTWARD_ONLY, "outward gates only: it is another one"),
+        (axes[0], OPEN_WALLS, "gates in both directions: the reversed trajectory returns"),
+        (axes[1], OUTWARD_ONLY, "outward gates only: it does not return"),
     ):
         _draw_coloured_cells(axis)
         out = follow(PLACES, PROBABILITIES.log(), *START, times, Rotation(SIGMA), walls)
         last = (out.x[-1].tolist(), (-out.r[-1]).tolist())
         back = follow(PLACES, PROBABILITIES.log(), *last, times, Rotation(SIGMA), walls, int(out.token[-1]))
-        axis.plot(*out.x.T, color=INK, linewidth=4.5, alpha=0.25, label="out")
-        axis.plot(*back.x.T, color=RED, linewidth=1.5, linestyle="--", label="back")
+        axis.plot(*out.x.T, color=INK, linewidth=4.5, alpha=0.25, label="forward")
+        axis.plot(*back.x.T, color=RED, linewidth=1.5, linestyle="--", label="reversed")
         axis.plot(*out.x[0], "^", color=INK, markersize=10, label="start")
-        axis.plot(*out.x[-1], "s", color=INK, markersize=7, label="turned round")
+        axis.plot(*out.x[-1], "s", color=INK, markersize=7, label="momentum negated")
         axis.plot(*back.x[-1], "o", color=RED, markersize=7, label="end")
         axis.set_title(title, fontsize=10)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower left", ncols=5, frameon=False)
     target = sv.verify.random_target(seed=0)
-    samplers = {"both ways": sv.SVS(1.0), "outward\nonly": sv.verify.twins.OutwardOnly(1.0)}
-    found = [sv.verify.stationarity(sampler, target, chains=20_000, steps=12, seed=1) for sampler in samplers.values()]
-    axes[2].bar(list(samplers), [fit.tv / fit.floor for fit in found], color=(GREEN, RED), width=0.6)
-    for place, fit in enumerate(found):
+    samplers = {"both\ndirections": sv.SVS(1.0), "outward\nonly": sv.verify.twins.OutwardOnly(1.0)}
+    fits = [sv.verify.stationarity(sampler, target, chains=20_000, steps=12, seed=1) for sampler in samplers.values()]
+    axes[2].bar(list(samplers), [fit.tv / fit.floor for fit in fits], color=(GREEN, RED), width=0.6)
+    for place, fit in enumerate(fits):
         axes[2].annotate(f"{fit.tv / fit.floor:.1f}", (place, fit.tv / fit.floor), ha="center", va="bottom")
     axes[2].axhline(1, color=INK, linewidth=1, linestyle=":")
-    axes[2].set_ylabel("total variation from the truth / noise floor")
-    axes[2].set_title("20,000 chains from the truth,\n12 steps", fontsize=10)
+    axes[2].set_ylabel("total variation distance / noise floor")
+    axes[2].set_title("20,000 chains started in the target,\n12 steps", fontsize=10)
     return figure
 
 
 @dataclass(frozen=True, eq=False)
-class Recording(Lookahead):
-    """A lookahead that keeps what it says at every position."""
+class RecordingLookahead(Lookahead):
+    """A lookahead that records its token distribution at every position."""
 
-    said: list[Weighed] = field(default_factory=list)
+    weighed: list[Weighed] = field(default_factory=list)
 
     def weigh(
         self, problem: Problem, states: dict[str, Tensor], n: int, log_probs: Tensor, hidden: Tensor | None
     ) -> Weighed:
-        self.said.append(super().weigh(problem, states, n, log_probs, hidden))
-        return self.said[-1]
+        self.weighed.append(super().weigh(problem, states, n, log_probs, hidden))
+        return self.weighed[-1]
 
 
 def draw_lookahead() -> Figure:
-    """What the lookahead makes of the next token, and the chance of success along texts."""
-    model = sv.load("bundled").target("The Golden Lantern is", max_tokens=14)
-    problem = bind(model.under([sv.keyword("river")]))
+    """The lookahead's distribution of the next token, and its estimate of the probability of success along texts."""
+    target = sv.load("bundled").target("The Golden Lantern is", max_tokens=14)
+    problem = bind(target.under([sv.keyword("river")]))
     lookahead = Lookahead.fit(problem, texts=256, seed=0)
     levels = Rng(5, 8).uniform(problem.length)
-    guided = Recording(lookahead.heads, lookahead.delta, lookahead.identity)
+    guided = RecordingLookahead(lookahead.heads, lookahead.settings, lookahead.identity)
     texts = guided.draw(problem, levels).tokens
-    plain = Recording(lookahead.heads, lookahead.delta, lookahead.identity)
-    plain.score(problem, ancestral_draw(bind(model), Rng(6, 64)).tokens)
+    plain = RecordingLookahead(lookahead.heads, lookahead.settings, lookahead.identity)
+    plain.score(problem, ancestral_draw(bind(target), Rng(6, 64)).tokens)
     figure, axes = new_figure(12.6, 4.4, ncols=2, width_ratios=(0.8, 1))
-    shown = _position_of_interest(guided.said)
-    weighed, row = guided.said[shown], 0
+    shown = _most_changed_position(guided.weighed)
+    weighed, row = guided.weighed[shown], 0
     p = weighed.log_p[row].exp().double()
     q = (weighed.mass[row] / weighed.mass[row].sum()).double()
     top = torch.cat([p.topk(5).indices, q.topk(5).indices]).unique()
     top = top[p[top].argsort(descending=True)]
     places = np.arange(len(top))
-    axes[0].barh(places - 0.2, p[top], height=0.38, color=GREY, label="p: the model")
-    axes[0].barh(places + 0.2, q[top], height=0.38, color=GREEN, label="q: with the lookahead")
-    axes[0].set_yticks(places, [repr(model.decode(token[None])) for token in top], fontsize=9)
+    axes[0].barh(places - 0.2, p[top], height=0.38, color=GREY, label="p: language model")
+    axes[0].barh(places + 0.2, q[top], height=0.38, color=GREEN, label="q: lookahead's proposal")
+    axes[0].set_yticks(places, [repr(target.decode(token[None])) for token in top], fontsize=9)
     axes[0].invert_yaxis()
-    before = model.prompt + model.decode(texts[row, :shown])
-    axes[0].set_title(f"the next token after “{before}”,\nif “river” must come", fontsize=10)
+    before = target.prompt + target.decode(texts[row, :shown])
+    axes[0].set_title(f"next token after “{before}”,\nwith the control keyword=river", fontsize=10)
     axes[0].legend(frameon=False)
+    scale = 1 + lookahead.settings.delta
     for number in range(64):
-        chances = [float(said.log_expected[number].exp()) / (1 + lookahead.delta) for said in plain.said]
+        chances = [float(weighed.log_expected[number].exp()) / scale for weighed in plain.weighed]
         axes[1].plot(chances, color=GREY, linewidth=0.8, alpha=0.6, label="texts of the model" if number == 0 else None)
-    chances = [float(said.log_expected[row].exp()) / (1 + lookahead.delta) for said in guided.said]
+    chances = [float(weighed.log_expected[row].exp()) / scale for weighed in guided.weighed]
     axes[1].plot(chances, "o-", color=GREEN, linewidth=2, label="a guided text")
-    words = [model.decode(token[None]) for token in texts[row]]
+    words = [target.decode(token[None]) for token in texts[row]]
     axes[1].set_xticks(range(len(words)), words, rotation=45, ha="right", fontsize=9)
-    axes[1].set(ylabel="chance that “river” will come", yscale="log", ylim=(1e-4, 2))
-    axes[1].set_title("the chance that the lookahead sees before every token", fontsize=10)
+    axes[1].set(ylabel="estimated probability of “river”", yscale="log", ylim=(1e-4, 2))
+    axes[1].set_title("lookahead's estimate before each token", fontsize=10)
     axes[1].legend(frameon=False, loc="center right")
     return figure
 
 
-def _position_of_interest(said: list[Weighed]) -> int:
-    """Where the first text's proposal differs most from the model."""
+def _most_changed_position(distributions: list[Weighed]) -> int:
+    """The position at which the first text's proposal differs most from the model."""
     shifts = []
-    for weighed in said:
+    for weighed in distributions:
         p, q = weighed.log_p[0].exp(), weighed.mass[0] / weighed.mass[0].sum()
         shifts.append(float((q - p).abs().sum()))
     return int(np.argmax(shifts))
 
 
 def _grid(count: int = 500) -> tuple[Tensor, Tensor, tuple[float, float, float, float]]:
-    """Points of the picture, the token nearest to each, and where its edges are."""
+    """Grid points of the picture, the nearest token of each, and the edges of the picture."""
     line = torch.linspace(-EDGE, EDGE, count, dtype=torch.float64)
     grid = torch.stack(torch.meshgrid(line, line, indexing="xy"), dim=-1)
     return grid, cells_of(PLACES).nearest(grid), (-EDGE, EDGE, -EDGE, EDGE)
@@ -263,7 +266,7 @@ def _draw_walls(axis: Any, nearest: Tensor, extent: tuple[float, ...], colour: s
 
 
 def _draw_coloured_cells(axis: Any, is_large: bool = False) -> None:
-    """With the names of the tokens below them, or beside them where the picture is large enough."""
+    """Draw the cells, with the names of the tokens below them, or beside them in a large picture."""
     offset, side = ((7, -3), "left") if is_large else ((0, -14), "center")
     _, nearest, extent = _grid()
     colours = LinearSegmentedColormap.from_list("tokens", HUES, N=len(HUES))
@@ -273,17 +276,17 @@ def _draw_coloured_cells(axis: Any, is_large: bool = False) -> None:
         axis.plot(*place, "o", color=hue, markersize=5)
         words = f"{word} {probability:g}"
         axis.annotate(words, place, offset, textcoords="offset points", ha=side, fontsize=9, color=hue)
-    _bare(axis)
+    _hide_frame(axis)
 
 
 def _draw_trail(axis: Any, trail: Trail) -> None:
-    """Each stretch in the colour of its token."""
+    """Draw each segment in the colour of its token."""
     ends = [0, *(trail.swaps() + 1).tolist(), len(trail.x)]
     for begin, end in pairwise(ends):
         axis.plot(*trail.x[begin : end + 1].T, color=HUES[int(trail.token[begin])], linewidth=2.2)
 
 
-def _bare(axis: Any) -> None:
+def _hide_frame(axis: Any) -> None:
     axis.set(xticks=[], yticks=[])
     for spine in axis.spines.values():
         spine.set_visible(False)
