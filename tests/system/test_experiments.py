@@ -1,4 +1,4 @@
-"""The experiments on listed targets, made small: they write what they promise."""
+"""The experiments on enumerated targets with small settings."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from structured_voronoi.experiments import EXPERIMENTS
 from structured_voronoi.experiments.exactness import crossings, faithfulness
 from structured_voronoi.experiments.toy import hypercube, toy
 
-LEVEL = 1e-4
-"""Of p-values, below which a sampler is biased."""
+SIGNIFICANCE = 1e-4
+"""p-value below which a sampler counts as biased."""
 
 
 def module_of(name: str) -> Any:
@@ -39,20 +39,22 @@ def test_every_experiment_has_frozen_settings_and_a_run(name: str) -> None:
     fields = {field.name for field in dataclasses.fields(settings)}
     assert {"runs", "seed", "progress"} <= fields
     assert ("data" in fields) == EXPERIMENTS[name].takes_data
-    assert pickle.dumps(settings)  # it can be sent to other processes …
-    assert copy.deepcopy(settings) == settings  # … and is taken apart and put together by the same rules
+    assert pickle.dumps(settings)  # settings are sent to workers
+    assert copy.deepcopy(settings) == settings
     assert callable(module.run)
 
 
 @pytest.mark.parametrize("name", [name for name, experiment in EXPERIMENTS.items() if experiment.needs_data])
-def test_data_that_are_needed_are_asked_for(name: str, tmp_path: Path) -> None:
+def test_missing_data_is_an_error(name: str, tmp_path: Path) -> None:
     module = module_of(name)
-    with pytest.raises(SamplingError, match=str(EXPERIMENTS[name].data_file)):
+    with pytest.raises(SamplingError) as caught:
         module.run(module.Settings(), tmp_path)
+    assert caught.value.argument == "data"
+    assert str(EXPERIMENTS[name].data_file) in caught.value.remedy
     assert not list(tmp_path.iterdir())
 
 
-def test_hypercube_writes_the_same_report_with_any_number_of_processes(tmp_path: Path) -> None:
+def test_hypercube_report_does_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
     settings = hypercube.Settings(runs=8, progress=False, workers=1, dimensions=(1, 2), iterations=10)
     written = hypercube.run(settings, tmp_path)
     assert {path.name for path in written} == {"hypercube.json", "hypercube.md", "hypercube.png"}
@@ -62,7 +64,7 @@ def test_hypercube_writes_the_same_report_with_any_number_of_processes(tmp_path:
     assert read_report(tmp_path, "hypercube") == report
 
 
-def test_toy_has_the_promised_rows(tmp_path: Path) -> None:
+def test_toy_report_has_all_samplers_and_settings(tmp_path: Path) -> None:
     settings = toy.Settings(
         runs=8,
         progress=False,
@@ -94,7 +96,7 @@ def test_crossings_are_right_where_they_are_exact_and_not_on_a_grid(tmp_path: Pa
     assert any(row["wrong"] > 0 for row in rows if row["finder"] == "grid")
 
 
-def test_faithfulness_sees_the_twins_and_nothing_else(tmp_path: Path) -> None:
+def test_faithfulness_detects_only_the_broken_twins(tmp_path: Path) -> None:
     settings = faithfulness.Settings(
         runs=10_000,
         progress=False,
@@ -109,9 +111,9 @@ def test_faithfulness_sees_the_twins_and_nothing_else(tmp_path: Path) -> None:
     assert {path.name for path in written} == {"faithfulness.json", "faithfulness.md", "faithfulness.png"}
     report = read_report(tmp_path, "faithfulness")
     (row,) = report["open"]
-    assert row["p_value"] >= LEVEL
-    assert row["outward_only_p"] < LEVEL
-    assert row["cold_momentum_p"] < LEVEL
+    assert row["p_value"] >= SIGNIFICANCE
+    assert row["outward_only_p"] < SIGNIFICANCE
+    assert row["cold_momentum_p"] < SIGNIFICANCE
     assert row["round_trips_failed"] == 0
     assert row["round_trips_failed_outward_only"] > 0.1
     assert row["round_trips_failed_divided"] > 0.1

@@ -1,4 +1,4 @@
-"""The experiments on text, made small: they write what they promise, and go on where they were stopped."""
+"""The experiments on text with small settings: their reports are complete, and interrupted runs resume."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ CLASSIFIERS = ClassifierRecipes(
 
 
 def compare(*methods: str) -> ComparisonSettings:
-    """One step of every method at few settings."""
+    """Settings with one step per method and a small grid search."""
     return ComparisonSettings(methods, seconds=0.0, grid_seconds=0.0, grid_texts=2, weights=(0.1,), pilot=64)
 
 
 @pytest.fixture(scope="module")
 def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Texts in the form of the E2E files, by the built-in generator."""
+    """Generated texts in the format of the E2E files."""
     folder = tmp_path_factory.mktemp("reviews")
     for name, seed, count in SPLITS:
         with (folder / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
@@ -65,7 +65,7 @@ def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where what is trained and drawn is kept."""
+    """The cache folder of models and draws."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder / "structured-voronoi"
@@ -76,7 +76,7 @@ def read_report(folder: Path, name: str) -> dict[str, Any]:
     return report
 
 
-def test_lm_on_the_bundled_model_and_on_data(tmp_path: Path, reviews: Path, cache: Path) -> None:
+def test_lm_report_on_the_bundled_model_and_on_data(tmp_path: Path, reviews: Path, cache: Path) -> None:
     for data, stem in ((None, "lm"), (str(reviews), f"lm_{reviews.name}")):
         settings = lm.Settings(
             runs=4,
@@ -96,14 +96,14 @@ def test_lm_on_the_bundled_model_and_on_data(tmp_path: Path, reviews: Path, cach
     assert len(list(cache.glob("lm-*"))) == 1
 
 
-def test_mixing(tmp_path: Path) -> None:
+def test_mixing_report(tmp_path: Path) -> None:
     settings = mixing.Settings(
         runs=4,
         progress=False,
         workers=1,
         text=TEXT,
         ancestral_texts=20,
-        most_steps=2,
+        max_steps=2,
         alone_steps=2,
         random_chains=2,
         random_cost=3,
@@ -112,7 +112,7 @@ def test_mixing(tmp_path: Path) -> None:
     assert set(read_report(tmp_path, "mixing")["random"]) == set(mixing.FROM_RANDOM)
 
 
-def test_efficiency(tmp_path: Path) -> None:
+def test_efficiency_report(tmp_path: Path) -> None:
     settings = efficiency.Settings(
         runs=4,
         progress=False,
@@ -129,7 +129,7 @@ def test_efficiency(tmp_path: Path) -> None:
     assert all(row["cost"] >= 3 for row in report["rows"])
 
 
-def test_truth_covers_plain_and_controlled_targets(tmp_path: Path) -> None:
+def test_truth_covers_all_controls(tmp_path: Path) -> None:
     refresh = {"refresh": Refresh(block=2, suffix=False)}
     settings = truth.Settings(
         runs=1000,
@@ -147,7 +147,7 @@ def test_truth_covers_plain_and_controlled_targets(tmp_path: Path) -> None:
     assert all(row["p"] >= 1e-4 for row in rows)
 
 
-def test_combined_on_the_bundled_model(tmp_path: Path) -> None:
+def test_combined_report_on_the_bundled_model(tmp_path: Path) -> None:
     settings = combined.Settings(
         runs=4,
         progress=False,
@@ -166,14 +166,14 @@ def test_combined_on_the_bundled_model(tmp_path: Path) -> None:
 
 
 def write_phrases(folder: Path) -> None:
-    """Texts in the form of the SST-2 files: 1 where families are welcome."""
+    """Generated texts in the format of the SST-2 files; label 1 for family-friendly places."""
     for (_, seed, count), name in zip(SPLITS, ("train", "dev", "test"), strict=True):
         labelled = [one for one in descriptions(count, seed) if "family" in one.labels]
         lines = [f"{one.text}\t{int(one.labels['family'] == 'yes')}" for one in labelled]
         (folder / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *lines]), encoding="utf-8")
 
 
-def test_sentiment(tmp_path: Path, cache: Path) -> None:
+def test_sentiment_report(tmp_path: Path, cache: Path) -> None:
     write_phrases(tmp_path)
     settings = sentiment.Settings(
         runs=2,
@@ -190,7 +190,7 @@ def test_sentiment(tmp_path: Path, cache: Path) -> None:
 
 
 def test_sentiment_on_a_pretrained_model(tmp_path: Path, cache: Path) -> None:
-    """Texts continue prompts, an encoder judges, and nothing is drawn a second time."""
+    """Texts continue prompts, an encoder judges, and a second run reuses all draws."""
     write_phrases(tmp_path)
     settings = sentiment.Settings(
         runs=5,
@@ -203,7 +203,7 @@ def test_sentiment_on_a_pretrained_model(tmp_path: Path, cache: Path) -> None:
             replace(CLASSIFIERS, probe=None), compare("ancestral", "svs+refresh", "guided", "rejection")
         ),
         prompts=("The", "Near the river", "This"),
-        least_texts=1,
+        min_texts_per_prompt=1,
         encoder=EncoderSettings(str(tiny_encoder(tmp_path / "encoder")), epochs=0.2),
     )
     files = sentiment.run(settings, tmp_path)
@@ -215,13 +215,13 @@ def test_sentiment_on_a_pretrained_model(tmp_path: Path, cache: Path) -> None:
     assert 0 <= report["judge_on_dev"]["accuracy"] <= 1
     assert "(sentiment_bundled.png)" in (tmp_path / "sentiment_bundled.md").read_text(encoding="utf-8")
     (folder,) = cache.glob("sentiment-bundled-*")
-    shutil.rmtree(folder / "sentiment")  # without its guide nothing can be drawn any more
+    shutil.rmtree(folder / "sentiment")  # without the guide, drawing new texts would fail
     sentiment.run(settings, tmp_path)
     assert read_report(tmp_path, "sentiment_bundled") == report
 
 
-def test_topic_on_a_model_of_ones_own(tmp_path: Path, reviews: Path, cache: Path) -> None:
-    """Other weights in the same folder are another model, with draws of its own."""
+def test_topic_on_a_local_model(tmp_path: Path, reviews: Path, cache: Path) -> None:
+    """New weights in the same folder get a new cache folder."""
     model = Path(shutil.copytree(BUNDLED, tmp_path / "mine"))
     settings = topic.Settings(
         data=str(reviews),
@@ -239,14 +239,14 @@ def test_topic_on_a_model_of_ones_own(tmp_path: Path, reviews: Path, cache: Path
     topic.run(settings, tmp_path)
     report = read_report(tmp_path, "topic_mine")
     assert [truth["methods"] for truth in report["truth"]] == [["guided", "rejection"]] * 2
-    assert [truth["count"] for truth in report["truth"]] == [4, 4]  # 2 texts a food, not 100
+    assert [truth["count"] for truth in report["truth"]] == [4, 4]  # 2 texts per food, not 100
     (folder,) = cache.glob("topic-mine-*")
     os.utime(model / "model.safetensors", (1.0, 1.0))
     guide = train_food_guide(str(reviews), str(model), settings.pretrained.classifiers, TEXT.length, progress=False)
     assert Path(guide).parent != folder
 
 
-def test_topic_goes_on_where_it_was(tmp_path: Path, reviews: Path, cache: Path) -> None:
+def test_topic_reuses_cached_draws(tmp_path: Path, reviews: Path, cache: Path) -> None:
     settings = topic.Settings(
         runs=2,
         data=str(reviews),
@@ -267,9 +267,9 @@ def test_topic_goes_on_where_it_was(tmp_path: Path, reviews: Path, cache: Path) 
     report = read_report(tmp_path, "topic")
     pairs = {(row["method"], row["target"]) for row in report["rows"]}
     assert pairs == {(method, food) for method in METHODS for food in ("Italian", "French")}
-    assert "0.92, 13.90" in (tmp_path / "topic.md").read_text(encoding="utf-8")  # the paper's SVS
+    assert "0.92, 13.90" in (tmp_path / "topic.md").read_text(encoding="utf-8")  # the published values of SVS
 
     (folder,) = cache.glob("topic-*")
-    shutil.rmtree(folder / "topic")  # without its guide nothing can be drawn any more
+    shutil.rmtree(folder / "topic")  # without the guide, drawing new texts would fail
     topic.run(settings, tmp_path)
     assert read_report(tmp_path, "topic") == report

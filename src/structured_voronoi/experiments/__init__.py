@@ -1,6 +1,7 @@
-"""The paper's experiments and ours, one module each: a frozen `Settings` and `run(settings, out) -> files written`.
+"""The experiments of the paper and of this package.
 
-This list is read without importing any of them.
+Each is a module with a frozen dataclass `Settings` and a function `run(settings, out)` that returns the files it wrote.
+This list can be read without importing them.
 """
 
 from __future__ import annotations
@@ -9,17 +10,18 @@ from typing import NamedTuple
 
 
 class Experiment(NamedTuple):
-    """Where an experiment is and what it is about."""
+    """An entry in the list of experiments."""
 
     module: str
     about: str
     takes_data: bool = False
-    """Can it run on a language model trained on the user's texts?"""
+    """Whether it can train a language model on the user's texts."""
     data_file: str | None = None
-    """What the user's folder must hold."""
+    """File that the user's folder must contain."""
     needs_data: bool = False
+    """Whether it cannot run without the user's texts."""
     takes_model: bool = False
-    """Can it run on a pretrained language model instead?"""
+    """Whether it can use a pretrained language model instead."""
 
 
 EXPERIMENTS = {
@@ -27,19 +29,24 @@ EXPERIMENTS = {
         "toy.toy", "four cells in the plane: trajectory, JS divergence by temperature, iterations, elements"
     ),
     "hypercube": Experiment("toy.hypercube", "2^k cells in R^k: JS divergence by dimension"),
-    "lm": Experiment("text.lm", "perplexities of texts of every sampler beside ancestral ones", takes_data=True),
+    "lm": Experiment("text.lm", "perplexities of texts of every sampler and of ancestral sampling", takes_data=True),
     "truth": Experiment(
-        "exactness.truth", "samplers of text against the bundled model over few tokens, every text listed"
+        "exactness.truth",
+        "samplers of text compared with an enumerated distribution of the bundled model",
     ),
     "mixing": Experiment(
-        "text.mixing", "SVS with refresh moves from ancestral texts and from random tokens", takes_data=True
+        "text.mixing",
+        "mixing of SVS with refresh moves, from ancestral texts and from random tokens",
+        takes_data=True,
     ),
     "efficiency": Experiment(
-        "text.efficiency", "samplers of text after the same cost; guidance and dimensions", takes_data=True
+        "text.efficiency",
+        "samplers of text at equal cost; guidance and dimensions of SVS",
+        takes_data=True,
     ),
     "topic": Experiment(
         "control.topic",
-        "restaurant reviews of seven kinds of food (E2E) by every method, beside exact rejection; needs --data",
+        "restaurant reviews of seven foods (E2E) by every method, compared with exact rejection; needs --data",
         takes_data=True,
         data_file="trainset.csv",
         needs_data=True,
@@ -55,20 +62,21 @@ EXPERIMENTS = {
     ),
     "combined": Experiment(
         "control.combined",
-        "three controls at once, and a regular expression alone, beside exact rejection",
+        "three controls together, and a regular expression, compared with exact rejection",
         takes_data=True,
         data_file="trainset.csv",
     ),
     "rare": Experiment(
         "control.rare",
-        "controls met by one text in ten to one in ten million: what a text costs by every method, and a race",
+        "cost per text of every method under controls with probabilities from 1e-1 to 1e-7",
         takes_data=True,
         data_file="trainset.csv",
     ),
     "faithfulness": Experiment(
-        "exactness.faithfulness", "SVS and its broken twins against enumerated truth; energy error and round trips"
+        "exactness.faithfulness",
+        "SVS and broken variants on enumerated targets; energy error and round trips",
     ),
     "crossings": Experiment(
-        "exactness.crossings", "the exact crossing finder against the paper's α grid on the same trajectories"
+        "exactness.crossings", "the exact crossing finder compared with the paper's α grid on the same trajectories"
     ),
 }

@@ -1,4 +1,4 @@
-"""Where an experiment's results go: NAME.json, NAME.md and pictures, all written at the end or not at all."""
+"""Reports of experiments: NAME.json, NAME.md and pictures, written together at the end."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ COLOURS = {
     "svs+refresh": "#0b6e4f", "pncg": "#e0a030", "gwg": "#9c755f", "rejection": "#000000",
     "guided": "#d1495b", "cold": "#59a1c9",
 }  # fmt: skip
-"""One colour a sampler, the same in every picture."""
+"""Colour of each sampler in all pictures."""
 
 
 def write_report(
     folder: Path, name: str, results: dict[str, Any], markdown: str, figures: dict[str, Figure]
 ) -> list[Path]:
-    """Write everything under temporary names, then rename: a reader never sees half a report."""
+    """Write all files under temporary names, then rename them, so that no report is incomplete."""
     results = {**results, "version": version("structured-voronoi"), "torch": version("torch")}
     pending: list[tuple[str, Path]] = []
     folder.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def _without_nan(value: Any) -> Any:
-    """With None in place of NaN and infinity, which JSON does not know."""
+    """Replace NaN and infinity, which JSON does not have, by None."""
     if isinstance(value, dict):
         return {key: _without_nan(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,1 +1,1 @@
-"""ControlledTarget generation by every method."""
+"""Controlled generation by every method."""

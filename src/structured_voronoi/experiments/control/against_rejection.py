@@ -1,4 +1,4 @@
-"""A sampler beside exact rejection, which draws the truth: at one weight, as many texts of each."""
+"""Comparison of a sampler with exact rejection: equally many texts of each, at one weight."""
 
 from __future__ import annotations
 
@@ -12,22 +12,18 @@ from structured_voronoi.experiments.report import table
 from structured_voronoi.metrics.divergence import difference
 from structured_voronoi.metrics.text import bootstrap_ratio, distinct, perplexity
 
-SET = 20
-"""Texts of one set for Dist-n."""
-REJECTION = "rejection"
-
 
 def compare_with_rejection(draw: DrawAll, first: DrawTask, targets: tuple[str, ...]) -> dict[str, Any]:
-    """The texts of a task, and of rejection in its place, for every target, and how they differ."""
-    methods, weight = (first.method, REJECTION), first.setting.weight
+    """Draw the task's texts and as many by rejection, for every target, and compare them."""
+    methods, weight = (first.method, "rejection"), first.setting.weight
     tasks = [replace(first, method=method, target=target) for target in targets for method in methods]
     batches = draw(tasks, f"{first.method} against rejection, γ = {weight:g}")
     by_method = {method: [batch for batch in batches if batch["method"] == method] for method in methods}
     return {"weight": weight, **compare_draws(by_method, first.length)}
 
 
-def compare_draws(by_method: dict[str, list[Draws]], length: int) -> dict[str, Any]:
-    """Success, energy, perplexity and Dist-1 of both, with intervals of their differences and ratios."""
+def compare_draws(by_method: dict[str, list[Draws]], length: int, set_size: int = 20) -> dict[str, Any]:
+    """Success, energy, perplexity and Dist-1 (over sets of ``set_size`` texts) with intervals of the differences."""
     success, energy, ppl, dist = {}, {}, {}, {}
     tried, exact = by_method
     for method, batches in by_method.items():
@@ -38,9 +34,9 @@ def compare_draws(by_method: dict[str, list[Draws]], length: int) -> dict[str, A
         ppl[method] = np.concatenate([perplexity(np.array(batch["log_prob"]), length) for batch in batches])
         dist[method] = np.array(
             [
-                distinct(batch["tokens"][i : i + SET], 1)
+                distinct(batch["tokens"][i : i + set_size], 1)
                 for batch in batches
-                for i in range(0, len(batch["tokens"]), SET)
+                for i in range(0, len(batch["tokens"]), set_size)
             ]
         )
     gap, error = difference(success[tried], success[exact])
@@ -74,11 +70,11 @@ def rejection_markdown(results: dict[str, Any]) -> str:
     ratio, dist = results["perplexity_ratio"], results["distinct_ratio"]
     columns = ("success", "energy", "perplexity", "distinct", "evaluations", "seconds")
     body = [[method, *(results[column][method] for column in columns)] for method in results["methods"]]
-    header = ["", "success", "energy", "perplexity", "Dist-1", "LM evaluations a text", "seconds of one core"]
+    header = ["", "success", "energy", "perplexity", "Dist-1", "LM evaluations per text", "seconds of one core"]
     return "\n\n".join(
         [
-            f"{results['count']} texts of each, γ = {results['weight']:g}; {results['steps']} steps of "
-            f"{results['methods'][0]}{_pilot_words(results)}.",
+            f"{results['count']} texts per method, γ = {results['weight']:g}; {results['steps']} steps of "
+            f"{results['methods'][0]}{_describe_pilots(results)}.",
             table(header, body),
             f"Differences from rejection (95 % intervals): success {success[0]:+.3f} ({success[1]:+.3f} to "
             f"{success[2]:+.3f}); energy {energy[0]:+.2f} ± {energy[1]:.2f}. Ratios: perplexity {ratio[0]:.3f} "
@@ -87,11 +83,8 @@ def rejection_markdown(results: dict[str, Any]) -> str:
     )
 
 
-def _pilot_words(results: dict[str, Any]) -> str:
-    """What the pilots took and brought, where there were any."""
+def _describe_pilots(results: dict[str, Any]) -> str:
+    """Cost of the pilots and the evaluations per effective text, if there were pilots."""
     if results["share"] is None:
         return ""
-    return (
-        f", its pilots {results['pilot_seconds']:.0f} s more, with {1 / results['share']:.1f} evaluations an effective "
-        "text after them"
-    )
+    return f"; pilots {results['pilot_seconds']:.0f} s; {1 / results['share']:.1f} evaluations per effective text"

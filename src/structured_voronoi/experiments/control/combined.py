@@ -1,4 +1,4 @@
-"""Several controls at once, and a regular expression alone: guided and svs+refresh beside exact rejection."""
+"""Three controls together, and a regular expression alone: guided and svs+refresh compared with exact rejection."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from structured_voronoi.controls.labels import label
-from structured_voronoi.controls.texts import keyword, regex
+from structured_voronoi.controls.texts import regex
 from structured_voronoi.core.contracts import Control, is_independent
 from structured_voronoi.engine.sampling import start_chains
-from structured_voronoi.experiments.control.foods import train_food_guide
-from structured_voronoi.experiments.control.guiding import fit_guided
+from structured_voronoi.experiments.control.foods import food_guide, three_controls
+from structured_voronoi.experiments.control.guiding import fit_guided, satisfies_all
 from structured_voronoi.experiments.control.task import ClassifierRecipes
 from structured_voronoi.experiments.report import table, write_report
 from structured_voronoi.experiments.text.models import TextSettings, model_name, prepare_model, report_name
@@ -26,15 +25,13 @@ from structured_voronoi.targets.language_model import load
 from structured_voronoi.targets.text import TextTarget
 from structured_voronoi.workers.parallel import map_tasks
 
-ONE_REGEX = "a regular expression"
-CASES = ("three controls", ONE_REGEX)
-REJECTION, GUIDED, CHAINS, ANCESTRAL = SAMPLERS = ("rejection", "guided", "svs+refresh", "ancestral")
+CASES = ("three controls", "a regular expression")
 
 
 @dataclass(frozen=True)
 class Settings:
     runs: int = 400
-    """Texts of every sampler in both cases."""
+    """Texts per sampler and case."""
     seed: int = 0
     data: str | None = None
     progress: bool = True
@@ -42,70 +39,68 @@ class Settings:
     text: TextSettings = field(default_factory=TextSettings)
     classifiers: ClassifierRecipes = field(default_factory=ClassifierRecipes)
     steps: int = 120
-    """Of SVS and Refresh under three controls: where two words must be there, few redraws are accepted."""
+    """Steps of svs+refresh under three controls, of which few redraws satisfy all."""
     regex_steps: int = 40
-    """The same under the regular expression."""
+    """Steps of svs+refresh under the regular expression."""
     pilot: int = 4096
-    """Texts that the lookahead of guided sampling learns from."""
+    """Texts on which the lookahead of guided sampling is fitted."""
     base_texts: int = 4000
-    """Ancestral ones, for the base rate."""
+    """Ancestral texts for the base rate."""
     words: tuple[str, str] = ("family", "riverside")
-    """Two of the three controls: a keyword, and a word that a regular expression asks for."""
+    """The keyword and the word of the regular expression among the three controls."""
     places: tuple[str, ...] = ("pub", "coffee shop")
-    """Of which the other regular expression asks for one."""
+    """Alternatives of the regular expression that is used alone."""
 
 
 def make_controls(case: str, guide: str, settings: Settings) -> list[Control]:
     """The controls of a case; ``guide`` is the classifier of food, by name or folder."""
-    if case == ONE_REGEX:
+    if case == CASES[1]:
         return [regex(rf"(?i)\b({'|'.join(settings.places)})\b")]
-    first, second = settings.words
-    return [label(guide, "Italian", weight=1.5), keyword(first), regex(rf"(?i)\b{second}\b")]
+    return three_controls(guide, settings.words)
 
 
 def run(settings: Settings, out: Path) -> list[Path]:
-    """Every sampler in both cases, and how they differ from rejection."""
-    data, progress, length = settings.data, settings.progress, settings.text.length
-    model, guide = prepare_model(data, settings.text.recipe, progress), "food"
-    if data is not None:
-        guide = train_food_guide(data, model, settings.classifiers, length, progress)
-    tasks = [(case, name) for case in CASES for name in SAMPLERS]
+    """Run every sampler in both cases and compare with rejection."""
+    data, progress = settings.data, settings.progress
+    model = prepare_model(data, settings.text.recipe, progress)
+    guide = food_guide(data, model, settings.classifiers, settings.text.length, progress)
+    tasks = [(case, name) for case in CASES for name in ("rejection", "guided", "svs+refresh", "ancestral")]
     work = partial(_draw, model=model, guide=guide, settings=settings)
     drawn = dict(zip(tasks, map_tasks(work, tasks, "combined", progress, settings.workers), strict=True))
     rows = [
-        _compare(case, name, drawn[case, name], drawn[case, REJECTION], drawn[case, ANCESTRAL])
+        _compare(case, name, drawn[case, name], drawn[case, "rejection"], drawn[case, "ancestral"])
         for case in CASES
-        for name in (GUIDED, CHAINS)
+        for name in ("guided", "svs+refresh")
     ]
     results = {"runs": settings.runs, "seed": settings.seed, "rows": rows, "model": model_name(data)}
     return write_report(out, report_name("combined", data), results, _markdown(results, settings), {})
 
 
 def _draw(task: tuple[str, str], model: str, guide: str, settings: Settings) -> dict[str, Any]:
-    """Energies of the draws, and which of them satisfy every control."""
+    """Energies of the draws, and which of them satisfy all controls."""
     case, name = task
-    lm = TextTarget(load(model), max_tokens=settings.text.length)
-    target, sampler = lm.under(make_controls(case, guide, settings)), text_sampler(name)
-    begun, steps = process_time(), settings.regex_steps if case == ONE_REGEX else settings.steps
-    if name == GUIDED:
-        (sampler, share), steps = fit_guided(target, settings.pilot, settings.seed), 1
-    pilot, begun = process_time() - begun, process_time()
-    if name == ANCESTRAL:
-        chains = start_chains(lm, sampler, settings.base_texts, settings.seed + 1)
+    text = TextTarget(load(model), max_tokens=settings.text.length)
+    target, sampler = text.under(make_controls(case, guide, settings)), text_sampler(name)
+    began, share = process_time(), None
+    if name == "guided":
+        sampler, share = fit_guided(target, settings.pilot, settings.seed)
+    pilot, began = process_time() - began, process_time()
+    if name == "ancestral":
+        chains = start_chains(text, sampler, settings.base_texts, settings.seed + 1)
     else:
         chains = start_chains(target, sampler, settings.runs, settings.seed)
-    *_, (state, info) = islice(chains, 1 if is_independent(sampler) else steps)
-    seconds = process_time() - begun
-    scores = target.control_log_probs(state.tokens)
-    met = np.all([score.exp().numpy() > 0.5 for score in scores.values()], axis=0)
+    steps = 1 if is_independent(sampler) else settings.regex_steps if case == CASES[1] else settings.steps
+    *_, (state, info) = islice(chains, steps)
+    seconds = process_time() - began
+    met = satisfies_all(target, state.tokens)
     return {
         "energies": info.energy.double().tolist(),
         "met": met.tolist(),
         "seconds": seconds,
         "pilot": pilot,
-        "share": share if name == GUIDED else None,
+        "share": share,
         "tries": float(info.evaluations.double().mean()),
-        "example": lm.decode(state.tokens[int(met.argmax())]),
+        "example": text.decode(state.tokens[int(met.long().argmax())]),
     }
 
 
@@ -135,21 +130,21 @@ def _compare(
 
 def _markdown(results: dict[str, Any], settings: Settings) -> str:
     intro = (
-        f"Model: {results['model']}, N = {settings.text.length}, seed {results['seed']}; {results['runs']} texts of "
-        f"each, {settings.steps} and {settings.regex_steps} steps of SVS and Refresh, a pilot of {settings.pilot:,} "
-        f"texts for guided. A text succeeds if every control gives it more than ½; the base rate is that of "
+        f"Model: {results['model']}, N = {settings.text.length}, seed {results['seed']}; {results['runs']} texts per "
+        f"sampler, {settings.steps} and {settings.regex_steps} steps of svs+refresh, a pilot of {settings.pilot:,} "
+        f"texts for guided. Success: every control gives the text a probability above ½. Base rate: success of "
         f"{settings.base_texts:,} ancestral texts. Three controls: food = Italian (weight 1.5), the word "
-        f"{settings.words[0]}, the word {settings.words[1]}. The regular expression asks for a "
-        f"{' or a '.join(settings.places)}. Differences are from rejection, ± standard error; seconds are of one core, "
-        "those of a pilot apart. An effective guided text takes 1/share evaluations, one of rejection as many as tries."
+        f"{settings.words[0]}, the word {settings.words[1]}. The regular expression matches "
+        f"{' or '.join(settings.places)}. Differences are from rejection, ± standard error. Seconds are of one core; "
+        "pilots are listed separately. An effective guided text takes 1/(effective share) evaluations."
     )
     body = [
         [
             row["case"],
             row["sampler"],
             f"{row['base_rate']:.2%}",
-            _format_both(row["met"], row["met_difference"]),
-            _format_both(row["energy"], row["energy_difference"]),
+            _format_pair(row["met"], row["met_difference"]),
+            _format_pair(row["energy"], row["energy_difference"]),
             row["ks_p"],
             f"{row['seconds'][0]:.0f} (+ {row['pilot']:.0f}) / {row['seconds'][1]:.0f}",
             f"{row['evaluations']:.1f}" if row["evaluations"] else "",
@@ -161,15 +156,17 @@ def _markdown(results: dict[str, Any], settings: Settings) -> str:
         "case",
         "sampler",
         "base rate",
-        "success: its / rejection's",
-        "energy: its / rejection's",
+        "success: sampler / rejection",
+        "energy: sampler / rejection",
         "KS p",
-        "seconds: its (+ pilot) / rejection's",
-        "evaluations an effective text",
-        "tries of rejection",
+        "seconds: sampler (+ pilot) / rejection",
+        "evaluations per effective text",
+        "tries per text of rejection",
     ]
-    return "\n\n".join(["# Controls together", intro, table(header, body)])
+    return "\n\n".join(["# Combined controls", intro, table(header, body)])
 
 
-def _format_both(values: list[float], apart: tuple[float, float]) -> str:
-    return f"{values[0]:.3f} / {values[1]:.3f} ({apart[0]:+.3f} ± {apart[1]:.3f})"
+def _format_pair(values: list[float], difference_and_error: tuple[float, float]) -> str:
+    """Two values, their difference and its standard error."""
+    gap, error = difference_and_error
+    return f"{values[0]:.3f} / {values[1]:.3f} ({gap:+.3f} ± {error:.3f})"

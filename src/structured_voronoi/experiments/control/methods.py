@@ -1,4 +1,4 @@
-"""Every method of controlled generation at the best setting of its grid, on every target, side by side."""
+"""Comparison of the methods of controlled generation, each at the best setting of its grid search."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ import numpy as np
 from structured_voronoi.experiments.control.draws import DrawAll, Draws, DrawTask, MethodSetting
 from structured_voronoi.metrics.text import distinct, perplexity
 
-ENERGY_WEIGHT = 1.5
-"""γ at which the energies of all methods are compared, whatever γ they were drawn at."""
-
 
 @dataclass(frozen=True)
 class ComparisonSettings:
-    """Which methods are compared, and what they may spend."""
+    """Which methods are compared, and their budgets."""
 
     methods: tuple[str, ...] = (
         "ancestral", "fudge", "mucola", "langevin", "cold", "svs-paper", "svs", "svs+refresh", "pncg", "guided",
         "rejection",
     )  # fmt: skip
-    """Ancestral texts must be among them: the grid search measures perplexities by theirs."""
+    """Must include "ancestral", whose perplexity the grid search needs."""
     seconds: float = 25.0
-    """Time of one core that a chain-based method has for a batch in the table."""
+    """Seconds of one core per batch of a chain-based method."""
     grid_seconds: float = 6.0
-    """The same in the grid search."""
+    """Seconds of one core per batch in the grid search."""
     grid_texts: int = 8
+    """Texts per target in the grid search."""
     weights: tuple[float, ...] = (1.5, 2.5, 4.0)
-    """γ of rejection, guided and SVS with open walls, in the grid search."""
+    """Weights γ of rejection, guided and SVS with open walls in the grid search."""
     pncg_steps: tuple[float, ...] = (0.02, 0.04)
-    """α of p-NCG in the grid search: a length, so that it depends on the model's embeddings."""
+    """Step sizes α of p-NCG in the grid search, in the units of the model's embeddings."""
     pilot: int = 4096
-    """Texts that a lookahead of guided sampling learns from."""
+    """Texts on which the lookahead of guided sampling is fitted."""
     prompts: tuple[str, ...] = ("",)
-    """Beginnings, each of them for all texts of a batch; the grid search takes the first."""
+    """One batch of texts is drawn for each prompt; the grid search uses the first."""
+    energy_weight: float = 1.5
+    """Weight γ at which the energies of all methods are compared."""
 
 
 def compare_methods(
@@ -47,10 +47,7 @@ def compare_methods(
     seed: int,
     settings: ComparisonSettings,
 ) -> dict[str, Any]:
-    """What a report of controlled generation is made of: the grids, and every method's numbers on every target.
-
-    A method draws ``count`` texts of a target for each prompt.
-    """
+    """Run the grid search, then every method on every target, with ``count`` texts per prompt."""
     grids = search_grids(draw, grid_targets, length, seed + 100, settings)
     tasks = [
         DrawTask(
@@ -69,13 +66,14 @@ def compare_methods(
         for target in targets
         for prompt in settings.prompts
     ]
-    batches, together = draw(tasks, "every method on every target"), len(settings.prompts)
-    rows = [_summarise(_joined(batches[i : i + together]), length) for i in range(0, len(batches), together)]
+    batches, prompts = draw(tasks, "every method on every target"), len(settings.prompts)
+    joined = [_join_prompts(batches[i : i + prompts]) for i in range(0, len(batches), prompts)]
+    rows = [_summarise(draws, length, settings.energy_weight) for draws in joined]
     return {"seed": seed, "grid": grids, "rows": rows}
 
 
 def setting_grid(method: str, weights: tuple[float, ...], pncg_steps: tuple[float, ...]) -> list[MethodSetting]:
-    """The settings that are tried for a method."""
+    """The settings of a method in the grid search."""
     if method == "ancestral":
         return [MethodSetting()]
     if method in ("rejection", "svs", "svs+refresh", "guided"):
@@ -96,9 +94,9 @@ def setting_grid(method: str, weights: tuple[float, ...], pncg_steps: tuple[floa
 def search_grids(
     draw: DrawAll, targets: tuple[str, ...], length: int, seed: int, settings: ComparisonSettings
 ) -> dict[str, dict[str, Any]]:
-    """Each method's settings, scored on some targets by the guide's own opinion and the perplexity, and the best.
+    """Score each method's settings on some targets by the guide's success rate and the perplexity; find the best.
 
-    A single setting is not tried, but for that of ancestral texts, by whose perplexity the others are scored.
+    Methods with a single setting are skipped, except ancestral, whose perplexity is the reference.
     """
     of_method = {method: setting_grid(method, settings.weights, settings.pncg_steps) for method in settings.methods}
     searched = {method: grid for method, grid in of_method.items() if len(grid) > 1 or method == "ancestral"}
@@ -150,8 +148,8 @@ def _perplexities(draws: Draws, length: int) -> np.ndarray:
     return perplexity(np.array(draws["log_prob"]), length)
 
 
-def _joined(batches: list[Draws]) -> Draws:
-    """The draws of several prompts as if they were of one: all texts, and the mean of what they cost."""
+def _join_prompts(batches: list[Draws]) -> Draws:
+    """The draws of several prompts as one batch: all texts, and mean costs."""
     joined = dict(batches[0])
     for key in ("texts", "tokens", "log_prob", "energy", "guide", "judged"):
         joined[key] = [value for batch in batches for value in batch[key]]
@@ -160,8 +158,8 @@ def _joined(batches: list[Draws]) -> Draws:
     return joined
 
 
-def _summarise(draws: Draws, length: int) -> dict[str, Any]:
-    """The numbers of one method on one target."""
+def _summarise(draws: Draws, length: int, energy_weight: float) -> dict[str, Any]:
+    """Results of one method on one target."""
     log_prob, guide = np.array(draws["log_prob"]), np.log(np.maximum(draws["guide"], 1e-300))
     return {
         **{key: draws[key] for key in ("method", "target", "weight", "step_size", "start", "steps_taken")},
@@ -169,7 +167,7 @@ def _summarise(draws: Draws, length: int) -> dict[str, Any]:
         "successes": sum(label == draws["target"] for label in draws["judged"]),
         "count": len(draws["judged"]),
         "perplexities": _perplexities(draws, length).tolist(),
-        "energy": float(np.mean(-log_prob - ENERGY_WEIGHT * guide)),
+        "energy": float(np.mean(-log_prob - energy_weight * guide)),
         "distinct": [distinct(draws["tokens"], n) for n in (1, 2, 3)],
         "example": draws["texts"][0],
     }

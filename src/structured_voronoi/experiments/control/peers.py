@@ -1,7 +1,7 @@
-"""genlm-control, where it is installed (`pip install 'structured-voronoi[peers]'`): its SMC on the same language model.
+"""SMC of genlm-control on our targets, if it is installed (`pip install 'structured-voronoi[peers]'`).
 
-Its language model is ours, over the allowed tokens alone and exactly N of them; our controls are its critic, which
-scores whole texts, as genlm-control does with a critic that knows nothing of prefixes.
+Its language model is restricted to the target's allowed tokens and to exactly N tokens. The controls are its critic,
+which scores whole texts.
 """
 
 from __future__ import annotations
@@ -18,59 +18,59 @@ from structured_voronoi.targets.controlled import ControlledTarget
 
 
 def is_installed() -> bool:
-    """Is genlm-control there?"""
+    """Whether genlm-control is installed."""
     return importlib.util.find_spec("genlm") is not None and importlib.util.find_spec("genlm.control") is not None
 
 
-class Peer:
-    """genlm-control's SMC with systems of so many particles, for a target without prompt, suffix or end."""
+class GenlmSMC:
+    """SMC of genlm-control, for a target without prompt, suffix or end of text."""
 
     def __init__(self, target: ControlledTarget, particles: int, threshold: float) -> None:
         from genlm.backend.llm import AsyncTransformer
         from genlm.control import SMC, direct_token_sampler
 
         self.target, self.particles, self.threshold = target, particles, threshold
-        model = target.model
-        backend = AsyncTransformer(model.network, model.tokenizer, batch_size=particles)
-        first = model.tokenizer.bos_token_id
-        first = model.tokenizer.eos_token_id if first is None else first
+        network, tokenizer = target.text.network, target.text.tokenizer
+        backend = AsyncTransformer(network, tokenizer, batch_size=particles)
+        first = tokenizer.bos_token_id
+        first = tokenizer.eos_token_id if first is None else first
         masked, critic = _make_potentials()
-        self._backend, self._tokens = backend, masked(backend, [first], target.allowed)
+        self._backend, self._tokens = backend, masked(backend, [first], target.text.allowed)
         self._smc = SMC(direct_token_sampler(self._tokens), critic(self._tokens.vocab, target))
 
     def run(self, systems: int, seed: int) -> Particles:
-        """As many systems one after another; its caches are emptied before each."""
+        """Run the systems one after another, each with empty caches."""
         torch.manual_seed(seed)
-        np.random.seed(seed)  # noqa: NPY002, its generators are the global ones
-        drawn = []
+        np.random.seed(seed)  # noqa: NPY002, genlm-control uses the global generators
+        finished = []
         for _ in range(systems):
             self._backend.clear_cache()
-            drawn.append(asyncio.run(self._run_system()))
-        tokens = torch.tensor([[[token.token_id for token in row[:-1]] for row in rows] for rows, _ in drawn])
+            finished.append(asyncio.run(self._run_system()))
+        tokens = torch.tensor([[[token.token_id for token in row[:-1]] for row in rows] for rows, _ in finished])
         energy = -self.target.log_prob(tokens.flatten(0, 1)).double().view(tokens.shape[:2])
-        return Particles(tokens, energy, torch.tensor(np.stack([weights for _, weights in drawn])))
+        return Particles(tokens, energy, torch.tensor(np.stack([weights for _, weights in finished])))
 
     async def _run_system(self) -> tuple[list[list[Any]], np.ndarray]:
         length = self.target.length
-        found = await self._smc(
+        sequences = await self._smc(
             n_particles=self.particles,
             ess_threshold=self.threshold,
             max_tokens=length + 1,
             terminate_when=lambda context: len(context) == length,
         )
-        return found.contexts, found.log_weights
+        return sequences.contexts, sequences.log_weights
 
 
 def _make_potentials() -> tuple[Any, Any]:
-    """The classes that genlm-control asks for, whose base classes are its own."""
+    """Define potentials for genlm-control, whose base classes exist only if it is installed."""
     from genlm.control import Potential, PromptedLLM
 
     class Masked(PromptedLLM):  # type: ignore[misc]
-        """The language model over allowed tokens: texts have a length, not an end."""
+        """The language model over the allowed tokens, without the end of text."""
 
         def __init__(self, backend: Any, prompt_ids: list[int], allowed: torch.Tensor) -> None:
             super().__init__(backend, prompt_ids=prompt_ids)
-            self.possible = torch.tensor([*(bool(allowed[token.token_id]) for token in self.vocab), False])
+            self.allowed = torch.tensor([*(bool(allowed[token.token_id]) for token in self.vocab), False])
 
         async def logw_next(self, context: Any) -> Any:
             return self._mask(await super().logw_next(context))
@@ -78,12 +78,12 @@ def _make_potentials() -> tuple[Any, Any]:
         async def batch_logw_next(self, contexts: Any) -> Any:
             return self._mask(await super().batch_logw_next(contexts))
 
-        def _mask(self, found: Any) -> Any:
-            weights = torch.as_tensor(found.weights).masked_fill(~self.possible, -torch.inf)
+        def _mask(self, weighted: Any) -> Any:
+            weights = torch.as_tensor(weighted.weights).masked_fill(~self.allowed, -torch.inf)
             return self.make_lazy_weights(weights.log_softmax(-1))
 
     class Critic(Potential):  # type: ignore[misc]
-        """The weighted scores of whole texts."""
+        """Weighted scores of whole texts."""
 
         def __init__(self, vocabulary: list[Any], target: ControlledTarget) -> None:
             super().__init__(vocabulary)

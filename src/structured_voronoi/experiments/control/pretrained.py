@@ -1,4 +1,4 @@
-"""What the tables of controlled generation do otherwise on a pretrained model: a text costs a hundred times more."""
+"""Settings of controlled generation on a pretrained model, where a text costs a hundred times more."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from structured_voronoi.models.prefix_classifier import PrefixSettings
 
 
 def _make_recipes() -> ClassifierRecipes:
-    """No probe, which reads hidden states and guides nothing; a small predictor, which FUDGE asks about 200 tokens."""
+    """No probe, and a small prefix classifier, because FUDGE evaluates it on up to 200 tokens per position."""
     predictor = PrefixSettings(embedding=128, hidden=128, layers=1, epochs=3.0)
     return ClassifierRecipes(probe=None, prefix=predictor, prefix_texts=40_000)
 
 
 @dataclass(frozen=True)
 class PretrainedSettings:
-    """Fewer texts and seconds, and exact methods at one weight, which costs no search."""
+    """Fewer texts and seconds, and exact methods at one weight without a grid search."""
 
     classifiers: ClassifierRecipes = field(default_factory=_make_recipes)
     comparison: ComparisonSettings = field(
@@ -26,4 +26,4 @@ class PretrainedSettings:
         )
     )
     exact_methods: tuple[str, ...] = ("guided",)
-    """Those that are compared with rejection: chains of many steps would take hours."""
+    """Methods that are compared with rejection; chains of many steps would take hours."""

@@ -1,4 +1,4 @@
-"""Controls from common to very rare, and what is asked of every method that draws texts under them."""
+"""The cases of the experiment on rare controls, the budget of each method, and what the methods share."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from structured_voronoi.controls.predicate import Predicate
 from structured_voronoi.controls.texts import keyword, regex
 from structured_voronoi.core.contracts import Control
 from structured_voronoi.core.streams import Rng
+from structured_voronoi.experiments.control.foods import three_controls
+from structured_voronoi.experiments.control.guiding import satisfies_all
 from structured_voronoi.problem.problem import Problem
 from structured_voronoi.samplers.rejection import Rejection, Tries
 from structured_voronoi.targets.controlled import ControlledTarget
@@ -25,21 +27,19 @@ from structured_voronoi.targets.language_model import load
 from structured_voronoi.targets.text import TextTarget
 
 FOOD = "Italian"
-GUIDED, REJECTION, CHAINS, SMC, BOOTSTRAP, FUDGE = "guided", "rejection", "svs+refresh", "smc", "bootstrap smc", "fudge"
-GENLM = "genlm-control"
-WAVE = 64
-"""Tries of rejection that are drawn at a time."""
+"""Label of the classifier in every case that has one."""
+Method = Literal["guided", "rejection", "svs+refresh", "smc", "bootstrap smc", "genlm-control", "fudge"]
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is asked of a text."""
+    """The controls of one case."""
 
     kind: Literal["words", "pattern", "classifier", "black box", "three at once"]
     words: tuple[str, ...] = ()
-    """Words that must be there; of a pattern, the regular expression; of a black box, words of which three must be."""
+    """Keywords; for a pattern, the regular expression; for a black box, words of which a text must contain three."""
     weight: float = 1.0
-    """γ of the classifier."""
+    """Weight γ of the classifier."""
 
     @property
     def name(self) -> str:
@@ -56,20 +56,18 @@ class Case:
         if self.kind == "pattern":
             return [regex(self.words[0])]
         if self.kind == "black box":
-            return [Predicate(partial(_holds_three, self.words), self.name)]
-        food: list[Control] = [label(guide, FOOD, weight=self.weight)]
+            return [Predicate(partial(_contains_three, self.words), self.name)]
         if self.kind == "classifier":
-            return food
-        first, second = self.words
-        return [*food, keyword(first), regex(rf"(?i)\b{second}\b")]
+            return [label(guide, FOOD, weight=self.weight)]
+        return three_controls(guide, self.words, FOOD, self.weight)
 
 
-def _holds_three(words: tuple[str, ...], text: str) -> bool:
+def _contains_three(words: tuple[str, ...], text: str) -> bool:
     return sum(word.lower() in text.lower() for word in words) >= 3
 
 
 class Models(NamedTuple):
-    """Where the models are: what a process of its own needs."""
+    """Names or folders of the models, from which a worker loads them."""
 
     model: str
     guide: str
@@ -82,41 +80,49 @@ class Models(NamedTuple):
 
 @dataclass(frozen=True)
 class Budget:
-    """What every method may spend on a case."""
+    """What each method may spend on a case."""
 
     length: int = 20
     pilot: int = 4096
-    """Texts that a lookahead learns from."""
+    """Texts on which a lookahead is fitted."""
+    pilot_spread: tuple[int, int] = (100, 1000)
+    """Numbers of texts over which the seconds of a pilot are divided in reports."""
     weighted: int = 2048
-    """Guided texts that are weighted: the probability, the effective share and the truth of the energy."""
+    """Weighted guided texts, from which probability, effective share and reference energy are computed."""
     tries: int = 2048
-    """Of rejection."""
+    """Tries of rejection."""
+    batch_size: int = 64
+    """Tries of rejection drawn together."""
+    min_accepted: int = 30
+    """Accepted tries from which the cost of rejection is measured; with fewer it is extrapolated."""
     chains: int = 16
-    """Of svs+refresh, and of guided in the race."""
+    """Chains of svs+refresh, and of guided in the race."""
     chain_seconds: float = 20.0
-    """Of svs+refresh, whose first half counts as warm-up."""
-    chain_rate: float = 1e-3
-    """Base rate below which svs+refresh is left out."""
+    """Seconds of svs+refresh; the first half is warm-up."""
+    min_steps: int = 8
+    """Steps of svs+refresh, however long they take."""
+    min_chain_probability: float = 1e-3
+    """Probability of the control below which svs+refresh is not run."""
     particles: int = 64
     systems: int = 16
-    """Of particles."""
+    """Systems of particles."""
     slow_systems: int = 4
-    """The same of genlm-control, and of FUDGE as many texts as these have particles: both are slower."""
+    """Systems of genlm-control, which is slower; FUDGE draws as many texts as these have particles."""
     threshold: float = 0.5
     """Effective share below which particles are resampled."""
     race_seconds: float = 90.0
-    """Time of one core that each method has in the race, its pilot included."""
+    """Seconds of one core for each method in the race, including its pilot."""
     seed: int = 0
 
 
-class Truth(NamedTuple):
-    """The mean energy of the target, from weighted texts, and its standard error."""
+class Reference(NamedTuple):
+    """Mean energy of the target, estimated from weighted texts, and its standard error."""
 
     energy: float
     error: float
 
     def gap(self, means: np.ndarray) -> tuple[float, float]:
-        """How far the mean of independent parts of a run lies from the truth, and the standard error of that."""
+        """Mean over independent parts of a run minus the reference, and its standard error."""
         if not len(means):
             return math.nan, math.nan
         error = float(means.std(ddof=1)) / math.sqrt(len(means)) if len(means) > 1 else math.nan
@@ -126,9 +132,8 @@ class Truth(NamedTuple):
 def share_satisfied(
     target: ControlledTarget, tokens: Int[Tensor, "text n"], weight: Float[Tensor, " text"] | None = None
 ) -> float:
-    """The share of texts, by weight if they have any, to which every control gives more than ½."""
-    scores = target.control_log_probs(tokens)
-    met = torch.stack([score.double().exp() > 0.5 for score in scores.values()]).all(0).double()
+    """Share of texts, weighted if weights are given, to which every control gives a probability above ½."""
+    met = satisfies_all(target, tokens).double()
     return float(met.mean() if weight is None else (weight * met).sum())
 
 
@@ -136,15 +141,17 @@ def count_distinct(tokens: Int[Tensor, "text n"]) -> int:
     return len(torch.unique(tokens, dim=0))
 
 
-def draw_tries(problem: Problem, seed: int, wave: int) -> Tries:
-    """So many tries of rejection, each of a stream of its own."""
-    rng = Rng(seed, range(wave * WAVE, (wave + 1) * WAVE), "rare tries", problem.device)
+def draw_tries(problem: Problem, seed: int, batch: int, batch_size: int) -> Tries:
+    """One batch of tries of rejection, each with its own random stream."""
+    rng = Rng(seed, range(batch * batch_size, (batch + 1) * batch_size), "rare tries", problem.device)
     return Rejection().tries(problem, rng, torch.zeros_like(rng.chains))
 
 
-def last_texts(found: Particles, rng: Rng) -> tuple[Int[Tensor, "system particle n"], Float[Tensor, "system particle"]]:
-    """The unweighted texts of the systems that have any, and their energies; ``rng`` has a stream a system."""
-    alive = found.log_z.isfinite()
-    tokens, energy, log_weight = (part[alive] for part in found)
+def final_texts(
+    particles: Particles, rng: Rng
+) -> tuple[Int[Tensor, "system particle n"], Float[Tensor, "system particle"]]:
+    """Resampled texts and energies of the systems with positive weights; ``rng`` has one stream per system."""
+    alive = particles.log_z.isfinite()
+    tokens, energy, log_weight = (part[alive] for part in particles)
     index = resampled(log_weight, rng.uniform()[alive])
     return tokens.gather(1, index[..., None].expand_as(tokens)), energy.gather(1, index)

@@ -1,4 +1,4 @@
-"""Tables and pictures of controlled generation, from every method's numbers on every target, beside the paper's."""
+"""Tables and pictures of the experiments on controlled generation, with the paper's values."""
 
 from __future__ import annotations
 
@@ -8,22 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from structured_voronoi.experiments.control.methods import ENERGY_WEIGHT, ComparisonSettings
+from structured_voronoi.experiments.control.methods import ComparisonSettings
 from structured_voronoi.experiments.report import COLOURS, new_figure, table
 from structured_voronoi.metrics.text import bootstrap_mean, wilson
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PUBLISHED = tomllib.loads((Path(__file__).parent / "published.toml").read_text(encoding="utf-8"))
-AXES = ("success", "-ppl mean", "-ppl sd", "dist-1", "dist-2", "dist-3")
-
 
 def sections(results: dict[str, Any], name: str, stem: str, settings: ComparisonSettings, length: int) -> list[str]:
-    """The parts of a report that all tasks have; ``name`` is the task's, ``stem`` that of the report's files."""
-    rows, published = results["rows"], PUBLISHED[name]
+    """The sections that all reports have; ``name`` is the task, ``stem`` the name of the report's files."""
+    rows, file = results["rows"], Path(__file__).with_name("published.toml")
+    published = tomllib.loads(file.read_text(encoding="utf-8"))[name]
     return [
-        average_table(rows, published),
+        average_table(rows, published, settings.energy_weight),
         f"![success against perplexity]({stem}.png)",
         "## By target",
         target_table(rows, published.get("target", {})),
@@ -31,8 +29,8 @@ def sections(results: dict[str, Any], name: str, stem: str, settings: Comparison
         "## Classifiers",
         classifier_table(results["classifiers"], published.get("classifiers", {}), length),
         "## Grid search",
-        f"{settings.grid_texts} texts a target, {settings.grid_seconds:g} seconds of one core a batch; the score is "
-        "the share that the guide believes minus log10(perplexity / that of ancestral texts).",
+        f"{settings.grid_texts} texts per target, {settings.grid_seconds:g} seconds of one core per batch. Score: "
+        "success rate by the guide minus log10(perplexity / perplexity of ancestral texts).",
         grid_table(results["grid"]),
         "## Samples",
         sample_table(rows),
@@ -40,12 +38,12 @@ def sections(results: dict[str, Any], name: str, stem: str, settings: Comparison
 
 
 def pictures(results: dict[str, Any], stem: str) -> dict[str, Figure]:
-    """The two pictures of a report, by the names of their files."""
+    """The two pictures of a report, by file name."""
     return {stem: scatter(results["rows"]), f"{stem}_axes": six_axes(results["rows"])}
 
 
 def averages(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One line a method: success with its Wilson interval, perplexity with its bootstrap interval, Dist-n, cost."""
+    """Averages per method: success with Wilson interval, perplexity with bootstrap interval, Dist-n, cost."""
     lines = []
     for method in dict.fromkeys(row["method"] for row in rows):
         of_method = [row for row in rows if row["method"] == method]
@@ -65,8 +63,8 @@ def averages(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return lines
 
 
-def average_table(rows: list[dict[str, Any]], published: dict[str, Any]) -> str:
-    """Ours beside the paper's."""
+def average_table(rows: list[dict[str, Any]], published: dict[str, Any], energy_weight: float) -> str:
+    """Averages per method, with the paper's."""
     body = []
     for row in averages(rows):
         success, ppl, paper = row["success"], row["perplexity"], published["average"].get(row["method"])
@@ -84,9 +82,9 @@ def average_table(rows: list[dict[str, Any]], published: dict[str, Any]) -> str:
                 published.get("seconds", {}).get(row["method"], "–"),
             ]
         )
-    header = ["method", "success", "perplexity", "Dist-1/2/3", f"energy at γ = {ENERGY_WEIGHT:g}"]
-    header += ["LM evaluations a text", "control evaluations", "seconds a batch"]
-    return table([*header, "the paper: success, perplexity, Dist", "its seconds"], body)
+    header = ["method", "success", "perplexity", "Dist-1/2/3", f"energy at γ = {energy_weight:g}"]
+    header += ["LM evaluations per text", "control evaluations", "seconds per batch"]
+    return table([*header, "paper: success, perplexity, Dist", "paper: seconds"], body)
 
 
 def target_table(rows: list[dict[str, Any]], published: dict[str, dict[str, float]]) -> str:
@@ -101,30 +99,30 @@ def target_table(rows: list[dict[str, Any]], published: dict[str, dict[str, floa
         )
     if set(targets) <= set(published):
         for method in published[targets[0]]:
-            body.append([f"the paper's {method}", *(f"{published[target][method]:.2f}" for target in targets)])
+            body.append([f"paper: {method}", *(f"{published[target][method]:.2f}" for target in targets)])
     return table(["success, perplexity", *targets], body)
 
 
 def grid_table(grids: dict[str, dict[str, Any]]) -> str:
-    """Every setting that was tried, and which one won."""
+    """All settings of the grid search, with the best one marked."""
     body = []
     for method, grid in grids.items():
         for place, row in enumerate(grid["grid"]):
             setting = f"γ = {row['weight']:g}, ε = {row['step_size']:g}, {row['start']} start"
-            mark = "the only one" if len(grid["grid"]) == 1 else "**winner**" if place == grid["winner"] else ""
+            mark = "only setting" if len(grid["grid"]) == 1 else "**best**" if place == grid["winner"] else ""
             body.append([method, setting, *(row.get(key, "–") for key in ("success", "perplexity", "score")), mark])
-    return table(["method", "setting", "guide's success", "perplexity", "score", ""], body)
+    return table(["method", "setting", "success by the guide", "perplexity", "score", ""], body)
 
 
 def sample_table(rows: list[dict[str, Any]]) -> str:
-    """A text of every method for the first target."""
+    """One text of each method for the first target."""
     target = rows[0]["target"]
     body = [[row["method"], row["example"]] for row in rows if row["target"] == target]
-    return table(["method", f"a text, target {target}"], body)
+    return table(["method", f"text for {target}"], body)
 
 
 def classifier_table(reports: dict[str, Any], published: dict[str, list[float]], length: int) -> str:
-    """F1, precision and recall on the test split, beside the paper's."""
+    """F1, precision and recall on the test split, with the paper's."""
     body = []
     for name, report in reports.items():
         classes = report["whole"]["classes"].values()
@@ -143,11 +141,11 @@ def classifier_table(reports: dict[str, Any], published: dict[str, list[float]],
             ]
         )
     header = ["classifier", "macro F1", "precision", "recall", f"F1 at {length} tokens", "parameters", "texts"]
-    return table([*header, "the paper: F1 / precision / recall, parameters"], body)
+    return table([*header, "paper: F1 / precision / recall, parameters"], body)
 
 
 def scatter(rows: list[dict[str, Any]]) -> Figure:
-    """Success against perplexity: the upper left is where to be."""
+    """Success by perplexity; the upper left is best."""
     figure, axis = new_figure(6, 4)
     for row in averages(rows):
         success, ppl = row["success"], row["perplexity"]
@@ -160,14 +158,15 @@ def scatter(rows: list[dict[str, Any]]) -> Figure:
 
 
 def six_axes(rows: list[dict[str, Any]]) -> Figure:
-    """The paper's comparison along six axes, one picture a target; each axis runs from the worst to the best method."""
+    """The paper's comparison on six axes, one plot per target; each axis runs from the worst to the best method."""
+    labels = ("success", "-ppl mean", "-ppl sd", "dist-1", "dist-2", "dist-3")
     targets = list(dict.fromkeys(row["target"] for row in rows))
     columns = min(4, len(targets))
     lines = -(-len(targets) // columns)
     figure, axes = new_figure(
         3.2 * columns, 3.2 * lines, nrows=lines, ncols=columns, subplot_kw={"polar": True}, squeeze=False
     )
-    angles = np.linspace(0, 2 * np.pi, len(AXES), endpoint=False)
+    angles = np.linspace(0, 2 * np.pi, len(labels), endpoint=False)
     for axis in axes.flat[len(targets) :]:
         axis.set_visible(False)
     for axis, target in zip(axes.flat, targets, strict=False):
@@ -183,7 +182,7 @@ def six_axes(rows: list[dict[str, Any]]) -> Figure:
         for row, line in zip(on_target, scaled, strict=True):
             closed = np.append(line, line[0])
             axis.plot(np.append(angles, 0), closed, color=COLOURS[row["method"]], linewidth=1.2, label=row["method"])
-        axis.set(xticks=angles, xticklabels=AXES, yticks=[], title=target)
+        axis.set(xticks=angles, xticklabels=labels, yticks=[], title=target)
         axis.tick_params(labelsize=6)
     figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
     return figure

@@ -1,7 +1,7 @@
-"""What a task of controlled generation needs, trained once and kept: who guides, FUDGE's predictor, who judges.
+"""The classifiers of a task of controlled generation, trained once and cached: guide, FUDGE's prefix classifier, judge.
 
-The guides learn from one half of the texts, the judge from the other; they read the language model's tokens, he reads
-words, or is an encoder with tokens of its own.
+The guide and the prefix classifier are trained on one half of the texts and read the language model's tokens. The judge
+is trained on the other half; it reads words, or is an encoder with its own tokenizer.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from structured_voronoi.core.errors import SamplingError
 from structured_voronoi.core.progress import progress_bar
 from structured_voronoi.experiments.control.draws import TaskFolders
 from structured_voronoi.metrics.classification import classification_report
@@ -28,20 +29,30 @@ from structured_voronoi.models.loading import load_model
 from structured_voronoi.models.prefix_classifier import PrefixSettings, train_prefix_classifier
 
 Splits = dict[str, Labelled]
-"""Texts to learn from ("train") and to test by ("test")."""
+"""Labelled texts for training ("train") and testing ("test")."""
 
 
 @dataclass(frozen=True)
 class ClassifierRecipes:
-    """How the classifiers of a task are trained."""
+    """Training settings of the classifiers of a task."""
 
     guide: ClassifierSettings = field(default_factory=lambda: ClassifierSettings(kind="light", epochs=3.0))
     probe: ClassifierSettings | None = field(default_factory=lambda: ClassifierSettings(kind="probe", epochs=5.0))
-    """None where it is left out: it guides nothing, and reads the hidden states of the language model."""
+    """A classifier of the language model's hidden states, only for the report; None to skip it."""
     prefix: PrefixSettings = field(default_factory=lambda: PrefixSettings(epochs=1.0))
     probe_texts: int = 8_000
-    """BiLSTMs are slow on a processor: the probe and FUDGE's predictor learn from a part of the texts."""
+    """Training texts of the probe."""
     prefix_texts: int = 12_000
+    """Training texts of FUDGE's prefix classifier."""
+
+
+def require_data(data: str | None, experiment: str, file: str) -> str:
+    """Raise an error if an experiment has no data."""
+    if data is None:
+        raise SamplingError(
+            f"{experiment} needs labelled texts", remedy=f"give a folder that contains {file}", argument="data"
+        )
+    return data
 
 
 def prepare_task(
@@ -54,9 +65,9 @@ def prepare_task(
     progress: bool,
     encoder: EncoderSettings | None = None,
 ) -> tuple[TaskFolders, dict[str, Any]]:
-    """The task, and how well its classifiers do on the test split, whole texts and texts cut to ``length`` tokens.
+    """Train the classifiers of a task and test them on whole texts and on texts cut to ``length`` tokens.
 
-    With an ``encoder`` that is the judge, fine-tuned; otherwise he reads words.
+    With ``encoder`` settings, the judge is a fine-tuned encoder; otherwise it reads words.
     """
     guide, guide_report = train_guide(name, model, splits, no_label, recipes, length, progress)
     folder, reports = guide.parent, {"guide": guide_report}
@@ -64,11 +75,11 @@ def prepare_task(
     judging, labels = splits["train"].part(slice(1, None, 2)), sorted(set(guiding.labels))
     probe, prefix = recipes.probe, folder / "prefix"
     if probe is not None:
-        texts = _thin_out(guiding, recipes.probe_texts)
+        texts = _subsample(guiding, recipes.probe_texts)
         reports["probe"] = _train_once(
             folder, "probe", lambda: _train_classifier(texts, test, model, folder / "probe", probe, length, progress)
         )
-    prefix_texts = _thin_out(guiding, recipes.prefix_texts)
+    prefix_texts = _subsample(guiding, recipes.prefix_texts)
     reports["prefix"] = _train_once(
         folder, "prefix", lambda: _train_prefix(prefix_texts, test, model, prefix, recipes.prefix, length, progress)
     )
@@ -77,7 +88,7 @@ def prepare_task(
     def train_judge() -> dict[str, Any]:
         if encoder is None:
             Judge.train(judging.texts, judging.labels, seed=1).save(judge)
-        return {"texts": len(judging.texts), **_examine_judge(judge, splits["test"], model, labels, length)}
+        return {"texts": len(judging.texts), **_test_judge(judge, splits["test"], model, labels, length)}
 
     reports["judge"] = _train_once(folder, judge.name, train_judge)
     return TaskFolders(model, str(guide), str(prefix), str(judge), str(folder / "draws")), reports
@@ -92,7 +103,7 @@ def train_guide(
     length: int,
     progress: bool,
 ) -> tuple[Path, dict[str, Any]]:
-    """The folder of the classifier that guides, and how well it does."""
+    """The folder of the guide and its test report."""
     folder = _task_folder(name, model, splits, recipes, length)
     guiding, test = _guiding_texts(splits, no_label)
 
@@ -103,13 +114,13 @@ def train_guide(
 
 
 def _task_folder(name: str, model: str, splits: Splits, recipes: ClassifierRecipes, length: int) -> Path:
-    """One for each language model, set of recipes and set of texts: everything that draws depend on."""
+    """A folder for this language model, these recipes and these texts, which are all that draws depend on."""
     key = repr((recipes, length, splits)) + _weights_stamp(Path(model))
     return cache_folder() / f"{name}-{Path(model).name}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
 
 
 def _weights_stamp(folder: Path) -> str:
-    """What changes when a folder gets other weights; those that the cache keeps have names of their own."""
+    """A key that changes with the weights in a folder; cached models already have distinct names."""
     if not folder.is_dir() or cache_folder() in folder.resolve().parents:
         return ""
     files = [(file.name, file.stat()) for file in sorted(folder.glob("*.safetensors"))]
@@ -117,13 +128,13 @@ def _weights_stamp(folder: Path) -> str:
 
 
 def _guiding_texts(splits: Splits, no_label: str | None) -> tuple[Labelled, Labelled]:
-    """Texts to learn from and to test by, without those that no label fits."""
+    """Texts for training the guide and for testing, without those labelled ``no_label``."""
     train, test = splits["train"], splits["test"]
     return train.part(slice(0, None, 2), without=no_label), test.part(slice(None), without=no_label)
 
 
 def _train_once(folder: Path, name: str, train: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The report of a training that is done, or done now: a run that was stopped does not begin again."""
+    """Train unless the folder has a report; return the report."""
     path = folder / f"{name}.json"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -132,8 +143,8 @@ def _train_once(folder: Path, name: str, train: Callable[[], dict[str, Any]]) ->
     return report
 
 
-def _thin_out(split: Labelled, count: int) -> Labelled:
-    """Texts from all over the split, which is sorted by what the texts are about."""
+def _subsample(split: Labelled, count: int) -> Labelled:
+    """About ``count`` evenly spaced texts of a split, which is sorted by topic."""
     return split.part(slice(0, None, -(-len(split.texts) // count)))
 
 
@@ -142,7 +153,7 @@ def _train_classifier(
 ) -> dict[str, Any]:
     loaded = load_model(model)
     with progress_bar(
-        recipe.steps(len(train.texts)), progress, f"training {out.name} ({recipe.kind})", stage="training"
+        recipe.steps(len(train.texts)), progress, f"training classifier {out.name} ({recipe.kind})", stage="training"
     ) as tick:
         trained = train_classifier(train.texts, train.labels, loaded, out, recipe, tick)
     labels = sorted(set(train.labels))
@@ -161,34 +172,36 @@ def _train_prefix(
         rows: list[list[int]] = loaded.tokenizer(split.texts, add_special_tokens=False)["input_ids"]
         return rows
 
-    with progress_bar(recipe.steps(len(train.texts)), progress, "training FUDGE's predictor", stage="training") as tick:
+    with progress_bar(
+        recipe.steps(len(train.texts)), progress, "training FUDGE's prefix classifier", stage="training"
+    ) as tick:
         classifier = train_prefix_classifier(encode(train), train.labels, len(loaded.tokenizer), recipe, tick)
     classifier.save(out)
     rows = encode(test)
     report: dict[str, Any] = {"parameters": sum(part.numel() for part in classifier.parameters())}
     report |= {"texts": len(train.texts)}
     for key, cut in (("whole", None), ("cut", length)):
-        guesses = classifier.predict([row[:cut] for row in rows])
-        report[key] = classification_report(test.labels, guesses, classifier.labels)
+        predicted = classifier.predict([row[:cut] for row in rows])
+        report[key] = classification_report(test.labels, predicted, classifier.labels)
     return report
 
 
 def _fine_tuned_judge(name: str, texts: Labelled, recipe: EncoderSettings, progress: bool) -> Path:
-    """The folder of the encoder that judges; it does not depend on the language model and is not trained for each."""
+    """The folder of the encoder that judges, shared by all language models."""
     with progress_bar(
         recipe.steps(len(texts.texts)), progress, f"training the judge ({recipe.base})", stage="training"
     ) as tick:
         return cached_judge(name, texts, recipe, tick)
 
 
-def _examine_judge(folder: Path, test: Labelled, model: str, labels: list[str], length: int) -> dict[str, Any]:
-    """The judge may have learnt texts without a label, too; his scores are over the labels that count."""
+def _test_judge(folder: Path, test: Labelled, model: str, labels: list[str], length: int) -> dict[str, Any]:
+    """Test the judge on texts with one of ``labels``; it may know other labels."""
     tokenizer, judge = load_model(model).tokenizer, load_judge(folder)
     rows = tokenizer(test.texts, add_special_tokens=False)["input_ids"]
     cut = [tokenizer.decode(row[:length]) for row in rows]
-    counted = [place for place, label in enumerate(test.labels) if label in labels]
+    rows_used = [row for row, label in enumerate(test.labels) if label in labels]
     report: dict[str, Any] = {"parameters": judge.parameters}
     for key, texts in (("whole", test.texts), ("cut", cut)):
-        guesses = judge.predict([texts[place] for place in counted])
-        report[key] = classification_report([test.labels[place] for place in counted], guesses, labels)
+        predicted = judge.predict([texts[row] for row in rows_used])
+        report[key] = classification_report([test.labels[row] for row in rows_used], predicted, labels)
     return report

@@ -1,1 +1,1 @@
-"""How exact the samplers are, in numbers."""
+"""Tests of exactness."""

@@ -1,4 +1,4 @@
-"""The exact crossing finder against the paper's α grid, on the same straight trajectories through the same cells."""
+"""The exact crossing finder compared with the paper's α grid on straight trajectories through the same cells."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ from structured_voronoi.geometry.motion import Trajectory, simulate
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PICTURED_ALPHA = 0.3
-
 
 @dataclass(frozen=True)
 class Settings:
     runs: int = 400
-    """Trajectories of one drift ε r for each set of embeddings and each step size."""
+    """Trajectories for each set of embeddings and each step size ε; each is one drift ε r."""
     seed: int = 0
     progress: bool = True
     embeddings: tuple[tuple[int, int], ...] = ((6, 2), (20, 3), (100, 4), (100, 8))
-    """(tokens, dimensions) of random ones."""
+    """(tokens, dimensions) of each set of random embeddings."""
     step_sizes: tuple[float, ...] = (0.5, 1.0, 1.5)
-    alphas: tuple[float, ...] = (0.1, PICTURED_ALPHA, 0.4)
+    alphas: tuple[float, ...] = (0.1, 0.3, 0.4)
+    """Fractions α of the grid."""
+    pictured_alpha: float = 0.3
+    """Fraction α in the picture."""
     reference_points: int = 5_000
-    """Points on a trajectory that the reference looks at."""
+    """Points per trajectory in the reference."""
 
 
 def run(settings: Settings, out: Path) -> list[Path]:
-    """Both finders on all trajectories; walls without energy, so that the paths are the same."""
+    """Run both finders on all trajectories, with constant energy so that the paths are straight."""
     rows: list[dict[str, Any]] = []
     with progress_bar(
         len(settings.embeddings) * len(settings.step_sizes), settings.progress, "crossings", stage="experiment"
@@ -61,15 +62,15 @@ def _compare_finders(tokens: int, dimensions: int, step_size: float, settings: S
     crossing = float(np.mean([len(path) > 1 for path in truth]))
     shared = {"tokens": tokens, "dimensions": dimensions, "step_size": step_size, "crossing": crossing}
     exact = _exact_paths(cells, x, velocity)
-    met = sum(len(path) - 1 for path in exact) / runs
+    crossings = sum(len(path) - 1 for path in exact) / runs
     rows = [
         {
             **shared,
             "alpha": 0.0,
             "finder": "exact",
             "wrong": _share_wrong(exact, truth),
-            "evaluations": met,
-            "evaluations_as_printed": met,
+            "evaluations": crossings,
+            "evaluations_as_printed": crossings,
         }
     ]
     for alpha in settings.alphas:
@@ -91,26 +92,26 @@ def _compare_finders(tokens: int, dimensions: int, step_size: float, settings: S
 
 
 def _exact_paths(cells: Cells, x: Tensor, velocity: Tensor) -> list[list[int]]:
-    """The cells that `simulate` visits when every crossing is free of charge."""
+    """The cells that `simulate` visits with constant energy."""
     cell = cells.nearest(x[:, None])
     paths = [[int(start)] for start in cell[:, 0]]
-    asked: list[Tensor] = []
+    proposed_cells: list[Tensor] = []
 
-    def free(proposed: Tensor) -> Proposal:
-        asked.append(proposed)
+    def evaluate(proposed: Tensor) -> Proposal:
+        proposed_cells.append(proposed)
         return Proposal(x.new_zeros(len(proposed)), cells.points(proposed), torch.ones(len(proposed), dtype=torch.bool))
 
     far = torch.full((x.shape[1],), 1e6, dtype=x.dtype)
     for i in range(len(x)):
-        asked.clear()
+        proposed_cells.clear()
         start = Particle(cell[i : i + 1], x[i, None, None], velocity[i, None, None], x.new_zeros(1), x[i, None, None])
-        simulate(Trajectory(cells, start, x.new_ones(1), Straight(-far, far), CLOSED_WALLS, free))
-        paths[i] += [int(proposed[0, 0]) for proposed in asked]
+        simulate(Trajectory(cells, start, x.new_ones(1), Straight(-far, far), CLOSED_WALLS, evaluate))
+        paths[i] += [int(proposed[0, 0]) for proposed in proposed_cells]
     return paths
 
 
 def _reference_path(cells: Cells, x: Tensor, velocity: Tensor, points: int) -> list[int]:
-    """The sequence of cells along the path, from many points and, where neighbours differ, from many more between."""
+    """The sequence of cells along the path, on a fine grid that is refined wherever the cell changes."""
     times = torch.linspace(0, 1, points + 1, dtype=x.dtype)
     visited = cells.nearest((x + times[:, None] * velocity)[:, None])[:, 0]
     path = [int(visited[0])]
@@ -121,7 +122,7 @@ def _reference_path(cells: Cells, x: Tensor, velocity: Tensor, points: int) -> l
 
 
 def _cells_along(cells: Cells, x: Tensor, velocity: Tensor, times: Tensor) -> list[int]:
-    """The sequence of cells at these times, without immediate repetitions."""
+    """The sequence of cells at the given times, without repetitions."""
     visited = cells.nearest((x + times[:, None] * velocity)[:, None])[:, 0]
     return [int(cell) for cell in torch.unique_consecutive(visited)]
 
@@ -137,21 +138,21 @@ def _markdown(rows: list[dict[str, Any]], settings: Settings) -> str:
         "ε": "step_size",
         "α": "alpha",
         "finder": "finder",
-        "trajectories wrong": "wrong",
-        "of them with crossings": "crossing",
+        "wrong trajectories": "wrong",
+        "trajectories with crossings": "crossing",
         "evaluations": "evaluations",
-        "as printed": "evaluations_as_printed",
+        "evaluations as printed": "evaluations_as_printed",
     }
     intro = (
-        f"{settings.runs} straight trajectories ε r, r ~ N(0, I), from a point in a random cell. A trajectory is wrong "
-        f"if the sequence of cells differs from that of {settings.reference_points:,} points along the path. "
-        "Evaluations: one for each crossing that the exact finder meets; for the grid one for each change of cell it "
-        "notices and, as the paper's algorithm is printed, one at the end of each fraction. "
+        f"{settings.runs} straight trajectories ε r, r ~ N(0, I), from a point in a random cell. A trajectory "
+        f"is wrong if its sequence of cells differs from the reference with {settings.reference_points:,} points. "
+        "Evaluations: one per crossing for the exact finder; one per detected change of cell for the grid. Evaluations "
+        "as printed: one per fraction, as in the paper's algorithm. "
         f"Seed {settings.seed}."
     )
     body = [[row[key] for key in columns.values()] for row in rows]
     return "\n\n".join(
-        ["# Crossings: exact or on a grid", intro, table(list(columns), body), "![crossings](crossings.png)"]
+        ["# Crossing finders: exact and on a grid", intro, table(list(columns), body), "![crossings](crossings.png)"]
     )
 
 
@@ -161,11 +162,11 @@ def _picture(rows: list[dict[str, Any]], settings: Settings) -> Figure:
         shown = [
             row
             for row in rows
-            if (row["tokens"], row["dimensions"], row["alpha"]) == (tokens, dimensions, PICTURED_ALPHA)
+            if (row["tokens"], row["dimensions"], row["alpha"]) == (tokens, dimensions, settings.pictured_alpha)
         ]
         step_sizes, wrong = [row["step_size"] for row in shown], [row["wrong"] for row in shown]
         axis.plot(step_sizes, wrong, "o-", label=f"grid, M = {tokens}, d = {dimensions}")
     axis.axhline(0, color="#0b6e4f", linewidth=2, label="exact")
-    axis.set(xlabel=f"step size ε (α = {PICTURED_ALPHA})", ylabel="share of trajectories with a wrong sequence")
+    axis.set(xlabel=f"step size ε (α = {settings.pictured_alpha})", ylabel="share of wrong trajectories")
     axis.legend(frameon=False, fontsize=8)
     return figure

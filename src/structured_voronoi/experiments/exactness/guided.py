@@ -1,4 +1,4 @@
-"""Samplers with a lookahead, and broken ones: they must keep the truth whatever the lookahead says."""
+"""Samplers with a lookahead, which must leave the target invariant for any lookahead, and broken twins."""
 
 from __future__ import annotations
 
@@ -19,12 +19,6 @@ from structured_voronoi.verify.twins import (
     RefreshWithoutProposal,
 )
 
-TEXTS, TRIES, BLOCK = 256, 4, 2
-"""Of the pilot of a lookahead; of guided sampling; of redraws in the middle of a text."""
-DELTA = 0.1
-"""The share of plain model in the proposals of lookaheads that are wrong: without it hardly a chain would move."""
-NEVER = 3
-"""The token that a blind lookahead never proposes."""
 GUIDED = (
     "guided, trained",
     "guided, random",
@@ -35,19 +29,18 @@ GUIDED = (
 )
 GUIDED_TWINS = (
     "twin: weight without q",
-    "twin: present text left out",
-    "twin: goes on learning",
-    "twin: 0 where possible",
+    "twin: without the current text",
+    "twin: continued training",
+    "twin: zero proposal probability",
     "twin: refresh without q",
 )
 
 
 def lookaheads(target: Target, seed: int) -> dict[str, Lookahead]:
-    """A trained one, one of random weights, and one whose weights have the opposite sign of the trained one's."""
-    trained = Lookahead.fit(target, texts=TEXTS, seed=seed)
-    chance, adverse = (
-        replace(copy.deepcopy(trained), settings=replace(trained.settings, delta=DELTA)) for _ in range(2)
-    )
+    """Lookaheads with trained weights, with random weights, and with the negated trained weights."""
+    trained = Lookahead.fit(target, texts=256, seed=seed)
+    # with a smaller delta, chains with wrong lookaheads would hardly move
+    chance, adverse = (replace(copy.deepcopy(trained), settings=replace(trained.settings, delta=0.1)) for _ in range(2))
     generator = torch.Generator().manual_seed(seed)
     for head in chance.heads.values():
         for weight in head.parameters():
@@ -59,16 +52,17 @@ def lookaheads(target: Target, seed: int) -> dict[str, Lookahead]:
 
 
 def guided_samplers(target: Target, seed: int) -> dict[str, Sampler]:
-    """Those named above, for one target."""
+    """The samplers of ``GUIDED`` and ``GUIDED_TWINS`` for one target."""
+    tries, block = 4, 2
     known = lookaheads(target, seed)
     trained, chance = known["trained"], known["random"]
-    blind = BlindLookahead(trained.heads, trained.settings, trained.identity, never=NEVER)
+    blind = BlindLookahead(trained.heads, trained.settings, trained.identity, never=3)
     return {
-        **{f"guided, {kind}": Guided(lookahead, TRIES) for kind, lookahead in known.items()},
-        **{f"refresh, {kind}": Refresh(BLOCK, moves=2, lookahead=lookahead) for kind, lookahead in known.items()},
-        "twin: weight without q": GuidedWithoutProposal(trained, TRIES),
-        "twin: present text left out": GuidedWithoutPresent(chance, TRIES),
-        "twin: goes on learning": GuidedStillLearning(trained, TRIES, other=chance),
-        "twin: 0 where possible": Guided(blind, TRIES),
-        "twin: refresh without q": RefreshWithoutProposal(BLOCK, moves=2, lookahead=trained),
+        **{f"guided, {kind}": Guided(lookahead, tries) for kind, lookahead in known.items()},
+        **{f"refresh, {kind}": Refresh(block, moves=2, lookahead=lookahead) for kind, lookahead in known.items()},
+        "twin: weight without q": GuidedWithoutProposal(trained, tries),
+        "twin: without the current text": GuidedWithoutPresent(chance, tries),
+        "twin: continued training": GuidedStillLearning(trained, tries, other=chance),
+        "twin: zero proposal probability": Guided(blind, tries),
+        "twin: refresh without q": RefreshWithoutProposal(block, moves=2, lookahead=trained),
     }

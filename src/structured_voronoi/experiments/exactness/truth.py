@@ -1,4 +1,4 @@
-"""Truth at the scale of a language model: the bundled model over eight tokens and four positions, all texts listed."""
+"""Samplers of text compared with an enumerated target: the bundled model over eight tokens and four positions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from structured_voronoi.workers.parallel import map_tasks
 PROMPT, LENGTH = "The Old Mill is a", 4
 WORDS = (" cheap", " expensive", " pub", " restaurant", " diner", " place", " and", " a")
 DIMENSIONS = len(WORDS) - 1
-"""Eight points span seven dimensions: nothing is lost."""
+"""Eight embeddings span seven dimensions."""
 NO_CONTROL = "none"
 
 
@@ -60,7 +60,7 @@ def _controlled_samplers() -> dict[str, Sampler]:
 @dataclass(frozen=True)
 class Settings:
     runs: int = 20_000
-    """Chains of each sampler, started at the truth."""
+    """Chains per sampler, started in the target distribution."""
     seed: int = 4
     progress: bool = True
     workers: int | None = None
@@ -69,12 +69,12 @@ class Settings:
     samplers: dict[str, Sampler] = field(default_factory=_samplers)
     controlled_samplers: dict[str, Sampler] = field(default_factory=_controlled_samplers)
     guided: tuple[str, ...] = GUIDED + GUIDED_TWINS
-    """Samplers with a lookahead, under every control."""
+    """Samplers with a lookahead, which run under every control."""
     guided_steps: int = 3
 
 
 def score_pubs(text: str) -> float:
-    """A black box: a probability, and no gradient."""
+    """A control that is a function of the text."""
     return 0.9 if "pub" in text else 0.3
 
 
@@ -88,7 +88,7 @@ def controls() -> dict[str, Control]:
 
 
 class ListedTexts(AutoregressiveTable):
-    """A table that also knows what a lookahead reads: hidden states, the tokens' spelling, the control by its name."""
+    """A table of all texts with what a lookahead reads: hidden states, the tokenizer and the score of the control."""
 
     def __init__(self, model: TextTarget, tokens: Int[Tensor, " token"], control: Control | None) -> None:
         texts = tokens[torch.cartesian_prod(*[torch.arange(len(tokens))] * model.length)]
@@ -127,7 +127,7 @@ class ListedTexts(AutoregressiveTable):
 
 @cache
 def tabulated(control: str = NO_CONTROL, words: tuple[str, ...] = WORDS) -> ListedTexts:
-    """All texts of the words, scored once by the model and a control, with its own guidance; float64 from here on."""
+    """All texts of the words, scored once by the model and a control, in float64."""
     model = load("bundled")
     tokens = torch.tensor([model.tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in words])
     return ListedTexts(TextTarget(model, PROMPT, LENGTH, allowed=tokens.tolist()), tokens, controls().get(control))
@@ -135,12 +135,12 @@ def tabulated(control: str = NO_CONTROL, words: tuple[str, ...] = WORDS) -> List
 
 @cache
 def guided_on(control: str, words: tuple[str, ...], seed: int) -> dict[str, Sampler]:
-    """The samplers with a lookahead for one control."""
+    """The samplers with a lookahead under one control."""
     return guided_samplers(tabulated(control, words), seed)
 
 
 def run(settings: Settings, out: Path) -> list[Path]:
-    """Every sampler on the model alone and under each control."""
+    """Test every sampler on the model alone and under each control."""
     tasks: list[tuple[str, tuple[str, Sampler | None]]]
     tasks = [(NO_CONTROL, sampler) for sampler in settings.samplers.items()]
     tasks += [(control, sampler) for control in controls() for sampler in settings.controlled_samplers.items()]
@@ -153,7 +153,7 @@ def run(settings: Settings, out: Path) -> list[Path]:
 
 
 def _check(task: tuple[str, tuple[str, Sampler | None]], settings: Settings) -> dict[str, Any]:
-    """A sampler that is not given is one with a lookahead, made here."""
+    """Test one sampler; None stands for the sampler with a lookahead of that name."""
     control, (name, sampler) = task
     target, steps = tabulated(control, settings.words), settings.steps
     if sampler is None:
@@ -168,15 +168,15 @@ def _check(task: tuple[str, tuple[str, Sampler | None]], settings: Settings) -> 
 def _markdown(results: dict[str, Any]) -> str:
     words = results["words"]
     intro = (
-        f"All {len(words)}^{LENGTH} texts of the tokens {', '.join(map(repr, words))} after “{PROMPT}”, by the bundled "
-        f"model; {results['runs']:,} chains started at the truth, {results['steps']} steps "
+        f"All {len(words)}^{LENGTH} texts of the tokens {', '.join(map(repr, words))} after “{PROMPT}”, bundled model; "
+        f"{results['runs']:,} chains started in the target distribution, {results['steps']} steps "
         f"({results['guided_steps']} with a lookahead), seed {results['seed']}. z is (TV − mean)/sd "
-        "against 200 sets of as many independent draws; p is of the chi-square test, states pooled to expected counts "
-        "of at least 5; z of the energy is that of its mean."
+        "against 200 sets of as many independent draws; p is of the chi-square test with states pooled to expected "
+        "counts of at least 5; z of the energy is that of its mean."
     )
     body = [
         [row["control"], row["sampler"], f"{row['moved']:.0%}", row["p"], row["tv"], row["z"], row["energy_z"]]
         for row in results["rows"]
     ]
     header = ["control", "sampler", "moved", "p", "TV", "z", "z of the energy"]
-    return "\n\n".join(["# Truth over listed texts", intro, table(header, body)])
+    return "\n\n".join(["# Enumerated texts", intro, table(header, body)])

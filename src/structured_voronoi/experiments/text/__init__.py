@@ -1,1 +1,1 @@
-"""Samplers of text beside each other."""
+"""Comparisons of samplers of text."""

@@ -1,6 +1,6 @@
-"""Samplers of text after the same cost, started at the truth: how far they get, how many states they see.
+"""Efficiency of samplers of text at equal cost, started from ancestral texts.
 
-Cost is token positions through the language model ÷ N: an evaluation is 1, one with a backward pass what it takes.
+The cost of an evaluation of the language model is 1; with a backward pass it is ``gradient_cost``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from structured_voronoi.workers.parallel import map_tasks
 
 def _svs_grid() -> list[SVS]:
     settings = ((0.16, 1.0, 32), (0.16, 0.5, 64), (0.22, 1.0, 32), (0.22, 0.5, 32), (0.3, 0.5, 32))
-    # states that are met again cost nothing, hence the long memory
+    # remembered states cost no evaluation
     return [SVS(scale, turn=turn, dimensions=dimensions, remember=256) for scale, turn, dimensions in settings]
 
 
@@ -53,71 +53,72 @@ def _other_grids() -> dict[str, list[Sampler]]:
 @dataclass(frozen=True)
 class Settings:
     runs: int = 32
-    """Chains of each setting, from ancestral texts."""
+    """Chains per setting, started from ancestral texts."""
     seed: int = 0
     data: str | None = None
     progress: bool = True
     workers: int | None = None
     text: TextSettings = field(default_factory=TextSettings)
     budget: int = 50
-    """Cost of a chain, on average."""
+    """Mean cost per chain."""
     gradient_cost: float = 2.0
     """Cost of an evaluation with a backward pass."""
-    most_steps: int = 1000
+    max_steps: int = 1000
     svs_grid: list[SVS] = field(default_factory=_svs_grid)
     other_grids: dict[str, list[Sampler]] = field(default_factory=_other_grids)
     dimensions: tuple[int, ...] = (8, 16, 32, 64, 128)
-    """In which the best SVS is run, up to all that the embeddings of both models have."""
+    """Dimensions in which the best setting of SVS is run, up to those of the embeddings."""
 
 
 def run(settings: Settings, out: Path) -> list[Path]:
-    """Every setting, the best one of each sampler on other chains, and the best SVS with other guidance."""
+    """Run all settings, the best of each sampler on new chains, and the best SVS with other guidance."""
     model = prepare_model(settings.data, settings.text.recipe, settings.progress)
 
-    def follow_all(tasks: list[tuple[str, Sampler]], what: str, runs: int, seed: int) -> list[dict[str, Any]]:
-        work = partial(_follow, model=model, runs=runs, seed=seed, settings=settings)
-        return map_tasks(work, tasks, what, settings.progress, settings.workers)
+    def measure_all(tasks: list[tuple[str, Sampler]], label: str, runs: int, seed: int) -> list[dict[str, Any]]:
+        work = partial(_measure, model=model, runs=runs, seed=seed, settings=settings)
+        return map_tasks(work, tasks, label, settings.progress, settings.workers)
 
     runs, seed = settings.runs, settings.seed
     grids: dict[str, list[Any]] = {"svs": settings.svs_grid, **settings.other_grids}
-    rows = follow_all([(label, sampler) for label, grid in grids.items() for sampler in grid], "efficiency", runs, seed)
+    tasks = [(label, sampler) for label, grid in grids.items() for sampler in grid]
+    rows = measure_all(tasks, "efficiency", runs, seed)
     winners = {label: grid[_best([row for row in rows if row["sampler"] == label])] for label, grid in grids.items()}
-    # the winners are judged on other chains than those they were chosen by
-    best = dict(zip(winners, follow_all(list(winners.items()), "winners", 2 * runs, seed + 1000), strict=True))
+    # measured on new chains, because the winners were selected on the first ones
+    best = dict(zip(winners, measure_all(list(winners.items()), "winners", 2 * runs, seed + 1000), strict=True))
     variants = [
         (f"{guidance}, {dimensions}", replace(winners["svs"], guidance=guidance, dimensions=dimensions))
         for guidance in ("forward", "full")
         for dimensions in settings.dimensions
     ]
-    guided = follow_all(variants, "guidance and dimensions", runs, seed)
+    guided = measure_all(variants, "guidance and dimensions", runs, seed)
     results = {"runs": runs, "seed": seed, "budget": settings.budget, "rows": rows, "best": best, "guidance": guided}
     results |= {"model": model_name(settings.data)}
     return write_report(out, report_name("efficiency", settings.data), results, _markdown(results, settings), {})
 
 
 def _best(rows: list[dict[str, Any]]) -> int:
-    """Which setting of a sampler sees the most states for its cost, weighted by its effective samples."""
+    """The setting with the most distinct states per cost times effective samples."""
     return int(np.argmax([row["distinct_per_cost"] * row["effective"][0] for row in rows]))
 
 
-def _follow(task: tuple[str, Sampler], model: str, runs: int, seed: int, settings: Settings) -> dict[str, Any]:
-    """One sampler until its chains have spent the budget on average."""
+def _measure(task: tuple[str, Sampler], model: str, runs: int, seed: int, settings: Settings) -> dict[str, Any]:
+    """Run one sampler until the mean cost of its chains reaches the budget."""
     label, sampler = task
     target = TextTarget(load(model), max_tokens=settings.text.length)
     first, info = next(start_chains(target, Ancestral(), runs, seed + 1))
     start, start_energy = first.tokens, info.energy.double().numpy()
     has_gradients = getattr(sampler, "guidance", None) == "full"
-    seen = [{tuple(tokens)} for tokens in start.tolist()]
-    energies, cost, begun = [], 0.0, time.process_time()
+    visited = [{tuple(tokens)} for tokens in start.tolist()]
+    energies, cost, began = [], 0.0, time.process_time()
     for state, info in start_chains(target, sampler, runs, seed, start):
         cost += float(info.evaluations.double().mean()) * (settings.gradient_cost if has_gradients else 1.0)
         energies.append(info.energy.double().numpy())
-        for states, tokens in zip(seen, state.tokens.tolist(), strict=True):
+        for states, tokens in zip(visited, state.tokens.tolist(), strict=True):
             states.add(tuple(tokens))
-        if cost >= settings.budget or len(energies) == settings.most_steps:
+        if cost >= settings.budget or len(energies) == settings.max_steps:
             break
-    seconds = time.process_time() - begun
-    distinct = float(np.mean([len(states) for states in seen])) - 1
+    seconds = time.process_time() - began
+    distinct = float(np.mean([len(states) for states in visited])) - 1
     return {
         "sampler": label,
         "settings": _describe(sampler),
@@ -133,7 +134,7 @@ def _follow(task: tuple[str, Sampler], model: str, runs: int, seed: int, setting
 
 
 def _effective_samples(starts: np.ndarray, means: np.ndarray) -> Interval:
-    """Var(energy) / Var(mean energy of a chain), with its 95 % bootstrap interval over chains."""
+    """Var(energy) / Var(mean energy of a chain), with a 95 % bootstrap interval over chains."""
     rows = np.random.default_rng(0).integers(len(starts), size=(1000, len(starts)))
     rows = rows[np.ptp(rows, axis=-1) > 0]  # a single chain has no variance
     draws = starts[rows].var(-1) / means[rows].var(-1)
@@ -141,14 +142,14 @@ def _effective_samples(starts: np.ndarray, means: np.ndarray) -> Interval:
 
 
 def _measure_gradient_cost(target: TextTarget, tokens: Tensor) -> float:
-    """How much longer an evaluation with a backward pass takes, measured side by side."""
+    """Time of an evaluation with a backward pass divided by that of one without."""
     ratios = []
     for _ in range(3):
         times = []
         for function in (target.log_prob_and_guide, target.log_prob_and_grad):
-            begun = time.perf_counter()
+            began = time.perf_counter()
             function(tokens)
-            times.append(time.perf_counter() - begun)
+            times.append(time.perf_counter() - began)
         ratios.append(times[1] / times[0])
     return float(np.median(ratios))
 
@@ -163,7 +164,7 @@ def _columns(row: dict[str, Any]) -> list[Any]:
 
 
 def _describe(sampler: Sampler) -> str:
-    """The settings that vary."""
+    """The settings that the grid varies."""
     if not isinstance(sampler, SVS):
         return f"`{sampler!r}`"
     return f"`SVS({sampler.scale}, {sampler.guidance!r}, turn={sampler.turn}, dimensions={sampler.dimensions})`"
@@ -173,25 +174,34 @@ def _markdown(results: dict[str, Any], settings: Settings) -> str:
     ratios = [row["gradient_ratio"] for row in [*results["rows"], *results["guidance"]] if row["gradient_ratio"]]
     intro = (
         f"Model: {results['model']}, N = {settings.text.length}, {results['runs']} chains from ancestral texts, seed "
-        f"{results['seed']}, until a cost of {results['budget']} a chain or {settings.most_steps} steps. An evaluation "
-        f"with a backward pass counts {settings.gradient_cost:.0f} (measured: {np.median(ratios):.2f} times one "
-        "without). Distinct states are those at the ends of steps, the start left out. Effective samples a chain are "
-        "the variance of the starts' energies over that of the chains' mean energies, with 95 % intervals: 1 says that "
-        "a chain is worth its start. Seconds are of one core."
+        f"{results['seed']}, until a cost of {results['budget']} per chain or {settings.max_steps} steps. An "
+        f"evaluation with a backward pass counts {settings.gradient_cost:.0f} (measured: {np.median(ratios):.2f} times "
+        "one without). Distinct states are states after a step, without the start. Effective samples per chain: "
+        "variance of the starts' energies divided by that of the chains' mean energies, with 95 % intervals; 1 means "
+        "that a chain adds nothing to its start. Seconds are of one core."
     )
-    header = ["", "steps", "cost", "Hamming", "distinct states", "a cost of 1", "effective samples", "seconds"]
+    header = [
+        "",
+        "steps",
+        "cost",
+        "Hamming",
+        "distinct states",
+        "distinct states per cost",
+        "effective samples",
+        "seconds",
+    ]
     best = [[f"{label}: {row['settings']}", *_columns(row)] for label, row in results["best"].items()]
     guided = [[row["sampler"], *_columns(row)] for row in results["guidance"]]
-    every = [[row["settings"], *_columns(row)] for row in results["rows"]]
+    all_settings = [[row["settings"], *_columns(row)] for row in results["rows"]]
     parts = [
         "# Efficiency on text",
         intro,
-        f"The best setting of each (by distinct states a cost of 1 × effective samples), on {2 * results['runs']} "
-        "other chains:",
+        f"Best setting of each sampler (by distinct states per cost × effective samples), on {2 * results['runs']} "
+        "new chains:",
         table(header, best),
-        "SVS: guidance and dimensions.",
+        "SVS by guidance and dimensions:",
         table(header, guided),
-        "Every setting.",
-        table(header, every),
+        "All settings:",
+        table(header, all_settings),
     ]
     return "\n\n".join(parts)

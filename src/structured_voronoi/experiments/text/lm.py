@@ -1,4 +1,4 @@
-"""The paper's perplexity figure: texts of gradient-based samplers beside ancestral ones."""
+"""The paper's figure of perplexities: texts of gradient-based samplers compared with ancestral texts."""
 
 from __future__ import annotations
 
@@ -23,9 +23,6 @@ from structured_voronoi.workers.parallel import map_tasks
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LEVELS = (0.05, 0.5, 0.95)
-"""Of the quantiles of perplexities."""
-
 
 def _steps() -> dict[str, int]:
     return {"svs+refresh": 50, "svs": 50, "pncg": 100, "gwg": 100}
@@ -38,24 +35,24 @@ def _steps_from_random() -> dict[str, int]:
 @dataclass(frozen=True)
 class Settings:
     runs: int = 100
-    """Texts of each sampler, one a chain."""
+    """Texts per sampler, one per chain."""
     seed: int = 0
     data: str | None = None
     progress: bool = True
     workers: int | None = None
     text: TextSettings = field(default_factory=TextSettings)
     ancestral_texts: int = 1000
-    """Which the others are compared with; at least as many as the runs."""
+    """Ancestral texts for the comparison; at least as many as ``runs``."""
     floor_sets: int = 500
-    """Sets of as many ancestral texts as there are runs."""
+    """Sets of ``runs`` ancestral texts from which the noise floor of the Wasserstein distance is computed."""
     steps: dict[str, int] = field(default_factory=_steps)
-    """Of the samplers that start from ancestral texts."""
+    """Steps of samplers that start from ancestral texts."""
     steps_from_random: dict[str, int] = field(default_factory=_steps_from_random)
-    """Of the paper's methods, from random tokens; it takes 500, but its SVS evaluates some twenty texts a step."""
+    """Steps of the paper's methods, from random tokens. The paper's SVS evaluates about twenty texts per step."""
 
 
 def run(settings: Settings, out: Path) -> list[Path]:
-    """The perplexities of every sampler's texts, and their distance from those of ancestral texts."""
+    """Compute the perplexities of every sampler's texts and their distance from those of ancestral texts."""
     model = prepare_model(settings.data, settings.text.recipe, settings.progress)
     ancestral = max(settings.runs, settings.ancestral_texts)
     tasks = [("ancestral", ancestral, settings.seed)]
@@ -66,7 +63,7 @@ def run(settings: Settings, out: Path) -> list[Path]:
     truth = np.array(rows[0]["perplexity"])
     for row in rows:
         row["wasserstein"] = wasserstein(truth, np.array(row["perplexity"]))
-        row["quantiles"] = bootstrap_quantiles(np.array(row["perplexity"]), LEVELS)
+        row["quantiles"] = bootstrap_quantiles(np.array(row["perplexity"]), (0.05, 0.5, 0.95))
     floor = _wasserstein_floor(truth, np.array(others["perplexity"]), settings.runs, settings.floor_sets)
     results = {"runs": settings.runs, "seed": settings.seed, "ancestral": ancestral, "floor": floor, "rows": rows}
     results |= {"model": model_name(settings.data)}
@@ -75,14 +72,14 @@ def run(settings: Settings, out: Path) -> list[Path]:
 
 
 def _wasserstein_floor(truth: np.ndarray, others: np.ndarray, runs: int, sets: int) -> tuple[float, float]:
-    """The distance of ``runs`` ancestral texts from many, on average and in 95 of 100 cases."""
+    """Wasserstein distance between ``runs`` and all ancestral texts: mean and 95 % quantile."""
     source = np.random.default_rng(0)
     distances = [wasserstein(truth, source.choice(others, runs)) for _ in range(sets)]
     return float(np.mean(distances)), float(np.quantile(distances, 0.95))
 
 
 def _draw_texts(task: tuple[str, int, int], model: str, settings: Settings) -> dict[str, Any]:
-    """The perplexities of one sampler's last states, and what they cost."""
+    """Perplexities and cost of one sampler's final states."""
     name, count, seed = task
     target = TextTarget(load(model), max_tokens=settings.text.length)
     steps = ({"ancestral": 1} | settings.steps | settings.steps_from_random)[name]
@@ -102,10 +99,10 @@ def _draw_texts(task: tuple[str, int, int], model: str, settings: Settings) -> d
 def _markdown(results: dict[str, Any], stem: str, settings: Settings) -> str:
     runs, ancestral = results["runs"], results["ancestral"]
     intro = (
-        f"{runs} texts of {settings.text.length} tokens from each sampler and {ancestral} ancestral ones, model: "
+        f"{runs} texts of {settings.text.length} tokens per sampler and {ancestral} ancestral texts; model: "
         f"{results['model']}, seed {results['seed']}. Perplexity of the drawn tokens under the sampled model; 95 % "
         f"bootstrap intervals. The Wasserstein distance between {ancestral} and {runs} ancestral texts is "
-        f"{results['floor'][0]:.3g} on average, and below {results['floor'][1]:.3g} in 95 % of cases. "
+        f"{results['floor'][0]:.3g} on average, with 95 % quantile {results['floor'][1]:.3g}. "
         f"{', '.join(settings.steps_from_random)} start from random tokens, the others from ancestral texts."
     )
     body = [
@@ -119,7 +116,7 @@ def _markdown(results: dict[str, Any], stem: str, settings: Settings) -> str:
         ]
         for row in results["rows"]
     ]
-    header = ["sampler", "steps", "evaluations", "Wasserstein", "5 %", "50 %", "95 %", "an example"]
+    header = ["sampler", "steps", "evaluations", "Wasserstein", "5 %", "50 %", "95 %", "example"]
     return "\n\n".join(["# Perplexities of texts", intro, table(header, body), f"![{stem}]({stem}.png)"])
 
 

@@ -1,4 +1,4 @@
-"""Does SVS with refresh moves keep the distribution of texts, and does it find it from random tokens?"""
+"""Mixing of SVS with refresh moves, from ancestral texts and from random tokens."""
 
 from __future__ import annotations
 
@@ -31,39 +31,40 @@ if TYPE_CHECKING:
 
 SVS_ALONE = text_sampler("svs")
 SVS_AND_BLOCKS = Cycle(SVS_ALONE, Refresh(block=5, suffix=False, moves=5))
-"""Without suffix redraws: a redraw from the first position would simply be ancestral sampling."""
+"""Without redraws of suffixes, because a redraw from the first position would be ancestral sampling."""
 FROM_RANDOM: dict[str, Sampler] = {
     "random, blocks": SVS_AND_BLOCKS,
     "random, blocks and suffixes": text_sampler("svs+refresh"),
 }
-PARTS = ("half", "alone", *FROM_RANDOM)
 
 
 @dataclass(frozen=True)
 class Settings:
     runs: int = 400
-    """Chains from ancestral texts."""
+    """Chains started from ancestral texts."""
     seed: int = 0
     data: str | None = None
     progress: bool = True
     workers: int | None = None
     text: TextSettings = field(default_factory=TextSettings)
     ancestral_texts: int = 2000
-    """Whose energies are the truth."""
-    most_steps: int = 200
-    """Of SVS and Refresh until half of the tokens have changed."""
+    """Ancestral texts, whose energies are the reference."""
+    max_steps: int = 200
+    """Largest number of steps of SVS and Refresh until half of the tokens have changed."""
     alone_steps: int = 100
-    """Of SVS without refresh moves."""
+    """Steps of SVS without refresh moves."""
     random_chains: int = 32
+    """Chains started from random tokens."""
     random_cost: int = 2000
-    """Evaluations of a chain from random tokens."""
+    """Evaluations per chain started from random tokens."""
 
 
 def run(settings: Settings, out: Path) -> list[Path]:
-    """Chains from ancestral texts, and a few from random tokens."""
+    """Run chains from ancestral texts and from random tokens."""
     model = prepare_model(settings.data, settings.text.recipe, settings.progress)
     work = partial(_run_part, model=model, settings=settings)
-    by_part = dict(zip(PARTS, map_tasks(work, PARTS, "mixing", settings.progress, settings.workers), strict=True))
+    parts = ("half", "alone", *FROM_RANDOM)
+    by_part = dict(zip(parts, map_tasks(work, parts, "mixing", settings.progress, settings.workers), strict=True))
     target, seed = TextTarget(load(model), max_tokens=settings.text.length), settings.seed
     truth = _draw_ancestral(target, settings.ancestral_texts, seed + 1)[1]
     others = _draw_ancestral(target, 10 * settings.runs, seed + 3)[1]
@@ -90,11 +91,11 @@ def _draw_ancestral(target: TextTarget, count: int, seed: int) -> tuple[Tensor, 
 
 
 def _run_until_half_changed(target: TextTarget, settings: Settings) -> dict[str, Any]:
-    """SVS and Refresh from ancestral texts, until half of the tokens have been other ones at some time."""
+    """Run SVS and Refresh from ancestral texts until half of the tokens have changed at least once."""
     start, _ = _draw_ancestral(target, settings.runs, settings.seed + 2)
     chains = start_chains(target, SVS_AND_BLOCKS, settings.runs, settings.seed, start)
     ever_changed, cost = torch.zeros_like(start, dtype=torch.bool), 0.0
-    for steps, (state, info) in enumerate(islice(chains, settings.most_steps), 1):
+    for steps, (state, info) in enumerate(islice(chains, settings.max_steps), 1):
         cost += float(info.evaluations.double().mean())
         ever_changed |= state.tokens != start
         row = {"steps": steps, "evaluations": cost, "changed": float(ever_changed.double().mean())}
@@ -105,18 +106,18 @@ def _run_until_half_changed(target: TextTarget, settings: Settings) -> dict[str,
 
 
 def _compare_energies(row: dict[str, Any], truth: np.ndarray, others: np.ndarray, settings: Settings) -> dict[str, Any]:
-    """The energies beside ancestral ones: difference in standard errors, Wasserstein distance and its floor."""
+    """Compare energies with those of ancestral texts: difference, Wasserstein distance and its floor."""
     energies, runs = np.array(row.pop("energies")), settings.runs
 
     def distance_from_truth(energy: np.ndarray) -> float:
         length = settings.text.length
         return wasserstein(perplexity(-truth, length), perplexity(-energy, length))
 
-    apart, error = difference(energies, truth)
+    gap, error = difference(energies, truth)
     return {
         **row,
         "energy": float(energies.mean()),
-        "difference": apart,
+        "difference": gap,
         "error": error,
         "wasserstein": distance_from_truth(energies),
         "floor": float(np.mean([distance_from_truth(others[i : i + runs]) for i in range(0, len(others), runs)])),
@@ -124,7 +125,7 @@ def _compare_energies(row: dict[str, Any], truth: np.ndarray, others: np.ndarray
 
 
 def _run_svs_alone(target: TextTarget, settings: Settings) -> dict[str, Any]:
-    """SVS without refresh moves: the change of each chain's energy."""
+    """Run SVS without refresh moves and measure the change of each chain's energy."""
     start, before = _draw_ancestral(target, settings.runs, settings.seed + 4)
     chains = start_chains(target, SVS_ALONE, settings.runs, settings.seed, start)
     state, info = next(islice(chains, settings.alone_steps - 1, None))
@@ -134,7 +135,7 @@ def _run_svs_alone(target: TextTarget, settings: Settings) -> dict[str, Any]:
 
 
 def _run_from_random(target: TextTarget, sampler: Sampler, settings: Settings) -> dict[str, Any]:
-    """Mean energy by cost."""
+    """Run chains from random tokens and record the mean energy by cost."""
     total = torch.zeros(settings.random_chains)
     costs, energies = [], []
     for _, info in start_chains(target, sampler, settings.random_chains, settings.seed, "random"):
@@ -154,18 +155,18 @@ def _markdown(results: dict[str, Any], stem: str, settings: Settings) -> str:
         f"Model: {results['model']}, N = {settings.text.length}, seed {results['seed']}, SVS with scale {TEXT_SCALE} "
         f"in {TEXT_DIMENSIONS} dimensions. The mean energy of {settings.ancestral_texts:,} ancestral texts is "
         f"{results['truth']:.2f}.",
-        f"**From ancestral texts**, SVS and Refresh (five blocks a step, at most 5 tokens, no suffix), "
-        f"{results['runs']} chains: {half['changed']:.0%} of tokens had changed (some back again: "
-        f"{half['other']:.0%} are other ones than at the start) after {half['steps']} steps "
-        f"({half['evaluations']:.0f} evaluations a chain). Mean energy {half['energy']:.2f}: {half['difference']:+.2f} "
-        f"± {half['error']:.2f} (standard error) from the ancestral texts, "
-        f"{abs(half['difference']) / half['error']:.1f} errors. Wasserstein distance of perplexities "
-        f"{half['wasserstein']:.3f}; between two ancestral sets of these sizes {half['floor']:.3f} on average, ratio "
-        f"{half['wasserstein'] / half['floor']:.2f}.",
-        f"**SVS alone**, {settings.alone_steps} steps: {alone['changed']:.0%} of tokens changed, drift of the energy "
-        f"{alone['drift']:+.3f} ± {alone['error']:.3f}, {abs(alone['drift']) / alone['error']:.1f} errors.",
-        f"**From random tokens**, {settings.random_chains} chains, mean energy by cost (– where the first step costs "
-        "more):",
+        f"**From ancestral texts**, SVS and Refresh (five blocks per step, at most 5 tokens, no suffix), "
+        f"{results['runs']} chains: {half['changed']:.0%} of tokens had changed at least once "
+        f"({half['other']:.0%} differ from the start) after {half['steps']} steps "
+        f"({half['evaluations']:.0f} evaluations per chain). Mean energy {half['energy']:.2f}: "
+        f"{half['difference']:+.2f} ± {half['error']:.2f} (standard error) from the ancestral texts, "
+        f"{abs(half['difference']) / half['error']:.1f} standard errors. Wasserstein distance of perplexities "
+        f"{half['wasserstein']:.3f}; mean between two sets of ancestral texts of these sizes {half['floor']:.3f}; "
+        f"ratio {half['wasserstein'] / half['floor']:.2f}.",
+        f"**SVS alone**, {settings.alone_steps} steps: {alone['changed']:.0%} of tokens changed; drift of the energy "
+        f"{alone['drift']:+.3f} ± {alone['error']:.3f}, {abs(alone['drift']) / alone['error']:.1f} standard errors.",
+        f"**From random tokens**, {settings.random_chains} chains, mean energy by evaluations per chain (– if the "
+        "first step costs more):",
     ]
     costs = (50, 100, 200, 500, 1000)
     rows = [
@@ -177,7 +178,8 @@ def _markdown(results: dict[str, Any], stem: str, settings: Settings) -> str:
 
 
 def _energy_at(curve: dict[str, Any], cost: float) -> str:
-    steps = int(np.searchsorted(curve["cost"], cost, side="right"))  # those that this much pays for
+    """The mean energy after the last step within a cost."""
+    steps = int(np.searchsorted(curve["cost"], cost, side="right"))
     return f"{curve['energy'][steps - 1]:.1f}" if steps else "–"
 
 
@@ -186,6 +188,6 @@ def _picture(results: dict[str, Any]) -> Figure:
     for part, curve in results["random"].items():
         axis.plot(curve["cost"], curve["energy"], label=part)
     axis.axhline(results["truth"], color="#555555", linestyle="--", label="ancestral texts")
-    axis.set(xlabel="evaluations a chain", ylabel="mean energy", ylim=(0, None))
+    axis.set(xlabel="evaluations per chain", ylabel="mean energy", ylim=(0, None))
     axis.legend(frameon=False, fontsize=8)
     return figure

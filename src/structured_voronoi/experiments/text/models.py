@@ -1,4 +1,4 @@
-"""The language model of a text experiment: the bundled one, or one trained on the user's data and kept."""
+"""The language model of an experiment on text: the bundled one, or one trained on the user's data and cached."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from structured_voronoi.models.training import TrainingSettings
 
 @dataclass(frozen=True)
 class TextSettings:
-    """What all experiments on text have in common."""
+    """Settings of all experiments on text."""
 
     length: int = 20
-    """Tokens of a text."""
+    """Tokens per text."""
     recipe: TrainingSettings = field(default_factory=lambda: TrainingSettings(epochs=3.0))
-    """Of a language model for the user's data: about twenty minutes on one core for E2E."""
+    """Training of a language model on the user's data; about twenty minutes on one core for E2E."""
 
 
 def prepare_model(data: str | None, recipe: TrainingSettings, progress: bool) -> str:
-    """What `TextTarget.load` takes; training on the user's data happens once, with progress."""
+    """The name or folder of the language model; trained on the user's data unless the cache has it."""
     if data is None:
         return "bundled"
     corpus = load_corpus(data)
@@ -33,10 +33,10 @@ def prepare_model(data: str | None, recipe: TrainingSettings, progress: bool) ->
 
 
 def report_name(experiment: str, data: str | None) -> str:
-    """The name of the experiment, and of the data or of the model if they are the user's."""
+    """The file name of a report: the experiment, and the user's data or model if given."""
     return experiment if data is None else f"{experiment}_{Path(data).resolve().name}"
 
 
 def model_name(data: str | None) -> str:
-    """What a report calls the model."""
+    """The language model's name in reports."""
     return "bundled" if data is None else f"trained on {Path(data).resolve().name}"

@@ -1,1 +1,1 @@
-"""The paper's toy and its hypercube."""
+"""The paper's toy and hypercube experiments."""

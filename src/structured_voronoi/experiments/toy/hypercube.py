@@ -1,4 +1,4 @@
-"""The toy in more dimensions: 2^k cubic cells in R^k (the paper's figure 7)."""
+"""The toy target in k dimensions: 2^k cubic cells in R^k (the paper's figure 7)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _grids() -> dict[str, dict[str, list[ToySampler]]]:
 @dataclass(frozen=True)
 class Settings:
     runs: int = 256
-    """Independent runs, of one chain each."""
+    """Independent runs, one chain each."""
     seed: int = 0
     progress: bool = True
     workers: int | None = None
@@ -43,11 +43,11 @@ class Settings:
     iterations: int = 100
     temperature: float = 0.5
     grids: dict[str, dict[str, list[ToySampler]]] = field(default_factory=_grids)
-    """For the paper's setting and for the best one: the samplers of which the best is reported."""
+    """Samplers to try for each sampler name, with the paper's step size and for the best step size."""
 
 
 def run(settings: Settings, out: Path) -> list[Path]:
-    """JS divergence after a number of iterations, each sampler at its paper setting and at its best step."""
+    """Compute the JS divergence of each sampler, at the paper's step size and at its best one."""
     work = partial(_run_dimension, settings=settings)
     parts = map_tasks(work, settings.dimensions, "hypercube", settings.progress, settings.workers)
     rows: list[dict[str, Any]] = list(chain.from_iterable(parts))
@@ -120,7 +120,7 @@ def _picture(results: dict[str, Any]) -> Figure:
             axis.plot([row["k"] for row in shown], mean, "o-", color=COLOURS[name], label=name, markersize=4)
         axis.set(xlabel="k: 2^k cells in R^k", yscale="log")
     ylabel = f"JS divergence after {results['iterations']} iterations (nats)"
-    axes[0].set(ylabel=ylabel, title="the paper's step: ε = 0.1")
-    axes[1].set(title="each at its best step")
+    axes[0].set(ylabel=ylabel, title="the paper's step size, ε = 0.1")
+    axes[1].set(title="best step size of each sampler")
     axes[1].legend(frameon=False)
     return figure

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def trajectory_picture(duration: float = 16.0, seed: int = 2) -> Figure:
-    """One long exact trajectory through the cells: it refracts where it may, reflects where it must."""
+    """One long exact trajectory through the cells, with its refractions and reflections."""
     target = toy(1.0)
     times = torch.linspace(0, duration, 2000, dtype=torch.float64)
     path = trajectory(target, times, seed)
@@ -36,8 +36,8 @@ def trajectory_picture(duration: float = 16.0, seed: int = 2) -> Figure:
     axis.plot(
         *path[changes].T.tolist(), "o", color="white", markeredgecolor=COLOURS["vs"], markersize=6, label="refraction"
     )
-    turned = _turning_points(path)
-    axis.plot(*path[turned].T.tolist(), "s", color=COLOURS["hmc"], markersize=5, label="reflection")
+    reflections = _turning_points(path)
+    axis.plot(*path[reflections].T.tolist(), "s", color=COLOURS["hmc"], markersize=5, label="reflection")
     axis.plot(*path[0].tolist(), "k^", markersize=8, label="start")
     axis.set(xlim=(-2, 2), ylim=(-2, 2), aspect="equal", xlabel="$x_1$", ylabel="$x_2$")
     axis.set_title("Voronoi sampling: one trajectory", fontsize=11)
@@ -46,7 +46,7 @@ def trajectory_picture(duration: float = 16.0, seed: int = 2) -> Figure:
 
 
 def trajectory(target: CategoricalTarget, times: torch.Tensor, seed: int) -> torch.Tensor:
-    """The points of one trajectory at the given times: one chain a time, all from the same start."""
+    """The points of one trajectory at the given times, computed as one chain for each time from the same start."""
     cells = cells_of(target.embeddings)
     generator = torch.Generator().manual_seed(seed)
     x = torch.rand(1, 1, 2, generator=generator, dtype=torch.float64) + 0.5
@@ -66,13 +66,13 @@ def trajectory(target: CategoricalTarget, times: torch.Tensor, seed: int) -> tor
 
 
 def _turning_points(path: torch.Tensor) -> torch.Tensor:
-    """Where a velocity component changes its sign."""
+    """Indices at which a component of the velocity changes its sign."""
     velocity = path.diff(dim=0).sign()
     return (velocity[1:] != velocity[:-1]).any(-1).nonzero().squeeze(-1) + 1
 
 
 def _make_square(corner: tuple[float, float], probability: float) -> Any:
-    """A cell, the darker the more probable."""
+    """A cell, darker if more probable."""
     from matplotlib.patches import Rectangle
 
     return Rectangle(
@@ -81,12 +81,12 @@ def _make_square(corner: tuple[float, float], probability: float) -> Any:
 
 
 def js_picture(rows: list[dict[str, Any]], budget: int) -> Figure:
-    """JS divergence by temperature in three settings, and the distributions that are sampled."""
+    """JS divergence by temperature in three settings, and the target distributions."""
     figure, axes = new_figure(15, 4, ncols=4, width_ratios=(1, 1, 1, 0.8))
     titles = {
-        "paper": "the paper's settings: ε = α = 0.1",
-        "equal_evaluations": f"best step, at most {budget} energy evaluations",
-        "equal_proposals": f"best step, {budget} proposals (nothing remembered)",
+        "paper": "the paper's settings, ε = α = 0.1",
+        "equal_evaluations": f"best step size, at most {budget} energy evaluations",
+        "equal_proposals": f"best step size, {budget} proposals",
     }
     for axis, (setting, title) in zip(axes, titles.items(), strict=False):
         for name in ("independent", "mucola", "hmc", "vs_paper", "vs"):
@@ -99,13 +99,13 @@ def js_picture(rows: list[dict[str, Any]], budget: int) -> Figure:
             np.arange(4) + shift, toy(temperature).probabilities().numpy(), width=0.23, label=f"T = {temperature:g}"
         )
     axes[3].set(xlabel="element", ylabel="probability", xticks=range(4))
-    axes[3].set_title("reference distributions", fontsize=10)
+    axes[3].set_title("target distributions", fontsize=10)
     axes[3].legend(frameon=False, fontsize=8)
     return figure
 
 
 def _draw_line(axis: Any, rows: list[dict[str, Any]], name: str) -> None:
-    """JS divergence of a sampler by temperature, with its interval."""
+    """Draw the JS divergence of a sampler by temperature, with its interval."""
     temperatures = [row["temperature"] for row in rows]
     axis.plot(temperatures, [row["js_mean"] for row in rows], "o-", color=COLOURS[name], label=name, markersize=4)
     low, high = [row["js_low"] for row in rows], [row["js_high"] for row in rows]
@@ -126,7 +126,7 @@ def iterations_picture(rows: list[dict[str, Any]], counts: tuple[int, ...]) -> F
 
 
 def elements_picture(elements: list[dict[str, Any]], counts: tuple[int, ...]) -> Figure:
-    """The share of each element among the draws after each number of iterations, beside the truth."""
+    """The share of each element among the draws after each number of iterations, and its probability."""
     figure, axes = new_figure(4 * len(counts), 3.6, ncols=len(counts), sharey=True, squeeze=False)
     truth = next(row["share"] for row in elements if row["sampler"] == "truth")
     temperature = elements[0]["temperature"]
@@ -137,6 +137,6 @@ def elements_picture(elements: list[dict[str, Any]], counts: tuple[int, ...]) ->
             axis.bar(np.arange(4) + shift, share, width=0.18, color=COLOURS[name], label=name)
         title = f"{iterations} iterations, T = {temperature:g}"
         axis.set(xlabel="element", xticks=range(4), title=title, yscale="log")
-    axes[0, 0].set_ylabel("share of draws, mean over runs")
+    axes[0, 0].set_ylabel("mean share of draws")
     axes[0, 0].legend(frameon=False, fontsize=8)
     return figure

@@ -1,4 +1,4 @@
-"""Many independent runs at once: each chain is one run, and what is kept is how often it drew each element."""
+"""Independent runs, computed as the chains of one batch; each run counts how often it drew each element."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from structured_voronoi.targets.categorical import CategoricalTarget
 
 
 class Runs(NamedTuple):
-    """What independent runs of one chain each have drawn."""
+    """Counts and mean costs of independent runs."""
 
     counts: Int[ndarray, "run element"]
     evaluations: float
-    """Energy evaluations of a run, burn-in included."""
+    """Energy evaluations per run, including burn-in."""
     events: float
-    """Proposals that a run met, burn-in included: its evaluations if nothing were remembered."""
+    """Proposals per run, including burn-in; the number of evaluations without a cache."""
 
 
 def run_chains(
@@ -37,7 +37,7 @@ def run_chains(
     thin: Sequence[int],
     seed: int,
 ) -> dict[int, Runs]:
-    """``draws`` draws for each thinning, all from one set of chains, after a burn-in."""
+    """Run the chains once and return ``draws`` draws per run for each thinning interval, after a burn-in."""
     chains = start_chains(target, sampler, runs, seed)
     tallies = {every: _Tally(runs, len(target.embeddings)) for every in thin}
     for state, info in islice(chains, burn_in):
@@ -53,7 +53,7 @@ def run_chains(
 def run_iterations(
     target: CategoricalTarget, sampler: Sampler, runs: int, iterations: Sequence[int], seed: int
 ) -> dict[int, Runs]:
-    """Every state of the chains, from their random starts to each number of iterations."""
+    """Count every state of the chains from random starts, up to each number of iterations."""
     tally, by_iterations = _Tally(runs, len(target.embeddings)), {}
     chains = start_chains(target, sampler, runs, seed)
     for step, (state, info) in enumerate(islice(chains, max(iterations)), 1):
@@ -64,7 +64,7 @@ def run_iterations(
 
 
 class _Tally:
-    """What the runs have drawn so far, and what it cost."""
+    """Counts and costs so far."""
 
     def __init__(self, runs: int, elements: int) -> None:
         self.counts = np.zeros((runs, elements), dtype=np.int64)
@@ -81,7 +81,7 @@ class _Tally:
 
 
 def independent_runs(target: CategoricalTarget, runs: int, draws: int, seed: int) -> Runs:
-    """The floor: independent draws from the truth."""
+    """Independent draws from the target, for the noise floor."""
     truth = target.probabilities().numpy()
     return Runs(np.random.default_rng(seed).multinomial(draws, truth, size=runs), 0.0, 0.0)
 

@@ -1,4 +1,4 @@
-"""The samplers of the toy and the hypercube, each by its one setting."""
+"""The samplers of the toy and hypercube experiments; each has one setting."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ def mucola(step_size: float) -> MuCoLa:
 
 
 def describe_setting(sampler: ToySampler) -> str:
-    """The one setting, as reports show it."""
+    """The setting as reports show it."""
     return f"length {sampler.length:g}" if isinstance(sampler, SVS) else f"step {sampler.step_size:g}"

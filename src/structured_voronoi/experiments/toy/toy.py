@@ -1,4 +1,4 @@
-"""The paper's toy: four square cells in the plane (figures 1, 2, 5 and 6), at its settings and at equal cost."""
+"""The paper's toy target, four square cells in the plane (figures 1, 2, 5, 6), at its settings and at equal cost."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ from structured_voronoi.workers.parallel import map_tasks
 
 Rows = list[dict[str, Any]]
 Grid = list[tuple[ToySampler, tuple[int, ...]]]
-"""Samplers, each with the numbers of steps a draw that are tried."""
+"""Samplers, each with the numbers of steps per draw to try."""
 
-LONG_TRAJECTORIES = voronoi(4.0)
-"""Also reported for each number of trajectories a draw, whatever that costs."""
+
+def _long_trajectories() -> ToySampler:
+    return voronoi(4.0)
 
 
 def _paper_samplers() -> dict[str, ToySampler]:
@@ -48,7 +49,7 @@ def _paper_samplers() -> dict[str, ToySampler]:
 def _grids() -> dict[str, Grid]:
     step_sizes, few = (0.5, 1.0, 2.0, 4.0, 16.0), (1, 2, 3, 4, 5)
     return {
-        "vs": [(voronoi(2.0), (1,)), (voronoi(2.5), (1,)), (LONG_TRAJECTORIES, (1, 2, 4, 8))],
+        "vs": [(voronoi(2.0), (1,)), (voronoi(2.5), (1,)), (_long_trajectories(), (1, 2, 4, 8))],
         "vs_paper": [(voronoi_as_printed(1.0), (1,))],
         "hmc": [(hmc(step), few) for step in step_sizes],
         "mucola": [(mucola(step), few) for step in step_sizes],
@@ -58,29 +59,32 @@ def _grids() -> dict[str, Grid]:
 @dataclass(frozen=True)
 class Settings:
     runs: int = 256
-    """Independent runs, of one chain each."""
+    """Independent runs, one chain each."""
     seed: int = 0
     progress: bool = True
     workers: int | None = None
     temperatures: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
     draws: int = 200
     burn_in: int = 500
-    """Steps at the paper's settings."""
+    """Burn-in steps at the paper's settings."""
     short_burn_in: int = 100
-    """Steps at equal cost."""
+    """Burn-in steps at equal cost."""
     iterations: tuple[int, ...] = (100, 500, 1000)
-    """Steps without burn-in."""
+    """Numbers of steps in the figures without burn-in."""
     paper_samplers: dict[str, ToySampler] = field(default_factory=_paper_samplers)
     grids: dict[str, Grid] = field(default_factory=_grids)
+    """Settings of which the best within the budget is reported, by sampler."""
+    long_trajectories: ToySampler = field(default_factory=_long_trajectories)
+    """Sampler of the grid that is also reported for every number of trajectories per draw, whatever the cost."""
 
     @property
     def budget(self) -> int:
-        """Energy evaluations, or proposals, of a run at equal cost: one for each step of burn-in and each draw."""
+        """Energy evaluations, or proposals, per run at equal cost: one per burn-in step and draw."""
         return self.short_burn_in + self.draws
 
 
 def run(settings: Settings, out: Path) -> list[Path]:
-    """All figures of the toy."""
+    """Compute all figures of the toy experiment."""
     work = partial(_run_temperature, settings=settings)
     parts = map_tasks(work, settings.temperatures, "toy", settings.progress, settings.workers)
     rows, iterations, elements = (list(chain.from_iterable(part)) for part in zip(*parts, strict=True))
@@ -116,7 +120,7 @@ def _row(temperature: float, name: str, setting: str, runs: Runs, tuning: str = 
 
 
 def _run_paper_settings(temperature: float, settings: Settings) -> Rows:
-    """ε = α = 0.1, one leapfrog step a draw, a long burn-in."""
+    """ε = α = 0.1, one step per draw, long burn-in."""
     target, runs, draws, seed = toy(temperature), settings.runs, settings.draws, settings.seed
     rows = [_row(temperature, "independent", "paper", independent_runs(target, runs, draws, seed))]
     for name, sampler in settings.paper_samplers.items():
@@ -126,22 +130,22 @@ def _run_paper_settings(temperature: float, settings: Settings) -> Rows:
 
 
 def _run_equal_cost(temperature: float, settings: Settings) -> Rows:
-    """Each sampler at its best step and steps a draw within the budget, counted in two ways; VS by trajectories."""
+    """Each sampler at its best setting within the budget of evaluations or proposals, and VS by trajectories."""
     target, runs, draws, seed = toy(temperature), settings.runs, settings.draws, settings.seed + 1
     burn_in = settings.short_burn_in
     rows: Rows = []
     for name, grid in settings.grids.items():
         within_budget: dict[str, Rows] = {"equal_evaluations": [], "equal_proposals": []}
-        for sampler, steps_a_draw in grid:
-            for every, finished in run_chains(target, sampler, runs, burn_in, draws, steps_a_draw, seed).items():
-                # a proposal is an event of VS, a step of the others, whether or not it leaves the cell
+        for sampler, steps_per_draw in grid:
+            for every, finished in run_chains(target, sampler, runs, burn_in, draws, steps_per_draw, seed).items():
+                # a proposal is an event of VS and a step of the others
                 proposals = finished.events if name == "vs" else float(burn_in + draws * every)
                 counted, tuning = finished._replace(events=proposals), _tuning(sampler, every)
                 costs = {"equal_evaluations": counted.evaluations, "equal_proposals": proposals}
                 for setting, cost in costs.items():
                     if cost <= 1.05 * settings.budget:
                         within_budget[setting].append(_row(temperature, name, setting, counted, tuning))
-                if sampler == LONG_TRAJECTORIES:
+                if sampler == settings.long_trajectories:
                     rows.append(_row(temperature, "vs", f"trajectories_{every}", counted, tuning))
         for affordable in within_budget.values():
             best = min(affordable, key=lambda row: float(row["js_mean"]))
@@ -153,7 +157,7 @@ def _run_equal_cost(temperature: float, settings: Settings) -> Rows:
 
 
 def _run_without_burn_in(temperature: float, settings: Settings) -> tuple[Rows, Rows]:
-    """JS after so many iterations, and at the lowest temperature the elements drawn; steps of 1, length 2.5."""
+    """JS by iterations, and the elements drawn at the lowest temperature; step size 1, length 2.5."""
     samplers: dict[str, ToySampler] = {"vs": voronoi(2.5), "hmc": hmc(1.0), "mucola": mucola(1.0)}
     target = toy(temperature)
     rows: Rows = []
@@ -169,17 +173,17 @@ def _run_without_burn_in(temperature: float, settings: Settings) -> tuple[Rows, 
     return rows, elements if temperature == min(settings.temperatures) else []
 
 
-def _tuning(sampler: ToySampler, steps_a_draw: int) -> str:
-    return f"{describe_setting(sampler)} × {steps_a_draw} a draw"
+def _tuning(sampler: ToySampler, steps_per_draw: int) -> str:
+    return f"{describe_setting(sampler)} × {steps_per_draw} per draw"
 
 
 def _markdown(rows: Rows, iterations: Rows, settings: Settings) -> str:
     parts = [
         "# Toy: four cells in the plane",
         f"Mean JS divergence in nats with 95 % intervals over {settings.runs} independent runs of {settings.burn_in} "
-        f"burn-in iterations ({settings.short_burn_in} except at the paper's settings) and {settings.draws} draws; "
-        f"seed {settings.seed}. Evaluations and proposals are per run, burn-in included. A proposal is an event of VS "
-        "and a step of the others. VS remembers the last eight states it has evaluated, here all there are. Budget at "
+        f"burn-in iterations ({settings.short_burn_in} at equal cost) and {settings.draws} draws; "
+        f"seed {settings.seed}. Evaluations and proposals are per run, including burn-in. A proposal is an event of VS "
+        "and a step of the others. VS caches the energies of eight states, which is all of them here. Budget at "
         f"equal cost: {settings.budget}.",
     ]
     for setting in dict.fromkeys(row["setting"] for row in rows):
