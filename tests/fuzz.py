@@ -571,7 +571,14 @@ def fuzz_control(draw: Draw) -> Outcome:
     sampler = draw(st.sampled_from(samplers))  # without a text that fits, only rejection gives up soon
     if wrong == "weight":
         control.weight = value
-    settings = {"max_tokens": 2, "finish": "length", "sampler": sampler, "warmup": 1, "time_limit": 5.0, "progress": False}
+    settings = {
+        "max_tokens": 2,
+        "finish": "length",
+        "sampler": sampler,
+        "warmup": 1,
+        "time_limit": 5.0,
+        "progress": False,
+    }
 
     def use() -> None:
         found = sv.generate(_model().model, controls=[control], n=1, **settings)

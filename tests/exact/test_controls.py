@@ -481,6 +481,13 @@ def test_chains_start_from_texts_that_satisfy_hard_constraints() -> None:
     assert torch.equal(four[:2], two)
 
 
+def test_chains_start_from_texts_with_a_word_that_redraws_do_not_find() -> None:
+    target = sv.load("bundled").target("Near the", [sv.keyword("river"), ~sv.keyword("by")], max_tokens=6)
+    three, one = (sv.Refresh().init(target, sv.Rng(0, chains), None).tokens for chains in (3, 1))
+    assert target.log_prob(three).isfinite().all()
+    assert torch.equal(three[:1], one)
+
+
 def test_random_starts_satisfy_hard_constraints() -> None:
     model = sv.load("bundled").target(max_tokens=12)
     target = model.under([sv.keyword("river")])

@@ -35,10 +35,11 @@ from structured_voronoi.lookahead.heads import PatternHead, Reader
 from structured_voronoi.lookahead.learning import RETURNED, _Trainer, learn
 from structured_voronoi.lookahead.lookahead import Lookahead, untrained
 from structured_voronoi.lookahead.observing import Observed
-from structured_voronoi.lookahead.reading import REST, check_patterns
+from structured_voronoi.lookahead.reading import REST
 from structured_voronoi.lookahead.settings import LookaheadSettings
 from structured_voronoi.lookahead.weighing import Reading
 from structured_voronoi.metrics.probability import estimate_probability
+from structured_voronoi.problem.patterns import check_patterns
 from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.samplers.guided import MIN_START_TRIES
 from structured_voronoi.targets.tabular import AutoregressiveTable

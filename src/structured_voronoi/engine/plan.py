@@ -51,7 +51,7 @@ def choose_sampler(target: Target | Problem, name: str = "auto") -> tuple[str, s
     check_sampler_name(name)
     problem = bind(target)
     if problem.has_patterns:
-        from structured_voronoi.lookahead.reading import check_patterns
+        from structured_voronoi.problem.patterns import check_patterns
 
         check_patterns(problem)
     if name == "ancestral" and not problem.normalised:

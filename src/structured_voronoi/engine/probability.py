@@ -22,11 +22,11 @@ from structured_voronoi.engine.source import plain_proposal
 from structured_voronoi.engine.tries import Tries
 from structured_voronoi.engine.try_source import TrySource
 from structured_voronoi.lookahead.lookahead import Lookahead
-from structured_voronoi.lookahead.reading import check_patterns
 from structured_voronoi.metrics.divergence import Interval
 from structured_voronoi.metrics.probability import Probability, estimate_probability, given_the_end
 from structured_voronoi.metrics.text import wilson
 from structured_voronoi.problem.drawing import check_autoregressive, log_bound
+from structured_voronoi.problem.patterns import check_patterns
 from structured_voronoi.problem.problem import Problem, bind
 from structured_voronoi.targets.ending import Finish
 from structured_voronoi.targets.language_model import Controls, LanguageModel, as_model

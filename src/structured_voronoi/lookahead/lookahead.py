@@ -31,14 +31,7 @@ from structured_voronoi.lookahead.heads import (
     token_coordinates,
 )
 from structured_voronoi.lookahead.observing import Observed, label, observe
-from structured_voronoi.lookahead.reading import (
-    factor_names,
-    feature_width,
-    hidden_features,
-    identify,
-    sizes_of,
-    token_automaton,
-)
+from structured_voronoi.lookahead.reading import factor_names, feature_width, hidden_features, identify, sizes_of
 from structured_voronoi.lookahead.settings import LookaheadSettings
 from structured_voronoi.lookahead.weighing import (
     Proposal,
@@ -49,6 +42,7 @@ from structured_voronoi.lookahead.weighing import (
     unfinished_rows,
 )
 from structured_voronoi.problem.drawing import check_autoregressive, redraw_by, rows_to_redraw
+from structured_voronoi.problem.patterns import token_automaton
 from structured_voronoi.problem.problem import Problem, bind
 
 WEIGHTS_FILE, SETTINGS_FILE = "lookahead.safetensors", "lookahead.json"

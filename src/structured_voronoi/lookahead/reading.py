@@ -8,10 +8,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from structured_voronoi.automata.patterns import CannotCompile, compile_pattern
-from structured_voronoi.automata.vocabulary import TokenAutomaton, can_all_match, token_bytes
-from structured_voronoi.core.contracts import Pattern
-from structured_voronoi.core.errors import SamplingError
 from structured_voronoi.problem.drawing import log_bound, token_log_probs
 from structured_voronoi.problem.problem import Problem
 
@@ -51,40 +47,6 @@ def hidden_features(problem: Problem, hidden: Tensor | None, rows: int) -> Float
     length = hidden.float().norm(dim=-1, keepdim=True).clamp(min=1e-6)
     features: Tensor = hidden.float() / length * hidden.shape[-1] ** 0.5
     return features
-
-
-def token_automaton(problem: Problem, name: str) -> TokenAutomaton | None:
-    """The automaton of a factor over this vocabulary; None where it has none, an error where no text can match."""
-    pattern = problem.patterns[name]
-    if not isinstance(pattern, Pattern):
-        made: TokenAutomaton = pattern.automaton(problem.length)
-        return made
-    try:
-        automaton, spelt = compile_pattern(pattern), token_bytes(problem.tokenizer, len(problem.embeddings))
-    except CannotCompile:
-        return None
-    allowed = problem.allowed
-    words = spelt if allowed is None else [word if allowed[i] else b"" for i, word in enumerate(spelt)]
-    compiled = TokenAutomaton.from_bytes(automaton, words, problem.length, problem.device, problem.padding)
-    if not compiled.is_possible:
-        limit = "" if problem.padding is None else " at most"
-        raise SamplingError(
-            f"no text of {problem.length} tokens{limit} can satisfy {name}",
-            remedy="lengthen the text or loosen the control",
-        )
-    return compiled
-
-
-def check_patterns(problem: Problem) -> None:
-    """Refuse a target whose patterns no text of its length can match, each or all, before anything is drawn."""
-    found = {name: token_automaton(problem, name) for name in problem.patterns}
-    compiled = {name: automaton for name, automaton in found.items() if automaton is not None}
-    if len(compiled) > 1 and not can_all_match(list(compiled.values()), problem.length):
-        limit = "" if problem.padding is None else " at most"
-        raise SamplingError(
-            f"no text of {problem.length} tokens{limit} can satisfy all of {', '.join(compiled)}",
-            remedy="lengthen the text or leave one out",
-        )
 
 
 def identify(problem: Problem) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from structured_voronoi.core.errors import NoStartError, SamplingError, did_you_
 from structured_voronoi.core.progress import show_note
 from structured_voronoi.core.streams import Rng, in_blocks, widened
 from structured_voronoi.problem.drawing import ancestral_draw, redraw
+from structured_voronoi.problem.patterns import draw_possible
 from structured_voronoi.problem.problem import Evaluation, Problem, bind
 
 
@@ -116,6 +117,7 @@ def find_start(
     draws, is_relaxable = 0, problem.relaxed_target is not None and problem.is_autoregressive
     if is_relaxable:
         tokens, redraws = _follow_relaxed_target(problem, rng, tokens)
+        tokens = _fill_by_patterns(problem, rng.fork("patterns"), tokens)
     first = problem.evaluate(tokens, guidance)
     # if redraws along the relaxed target have found no start, blind draws will not
     while not first.possible.all() and draws < SEARCH_LIMITS.draws and not is_relaxable:
@@ -193,6 +195,21 @@ def _random_tokens(problem: Problem, rng: Rng) -> Int[Tensor, "chain n"]:
     tokens = choices[(rng.uniform(length) * len(choices)).long()]
     end = (rng.uniform() * length).long()
     return tokens.masked_fill(torch.arange(length, device=tokens.device) >= end[:, None], problem.padding)
+
+
+def _fill_by_patterns(problem: Problem, rng: Rng, tokens: Int[Tensor, "chain n"]) -> Int[Tensor, "chain n"]:
+    """Replace states of infinite energy by draws in which the patterns of controls can match."""
+    tokens, max_draws = tokens.clone(), 50
+    if not problem.has_patterns:
+        return tokens
+    for _ in range(max_draws):
+        lost = (~in_blocks(problem.target.log_prob, tokens).isfinite()).nonzero().squeeze(-1)
+        if not len(lost):
+            break
+        row_rng = rng.select(lost)
+        tokens[lost] = draw_possible(problem, row_rng)
+        rng.catch_up(lost, row_rng)
+    return tokens
 
 
 def _follow_relaxed_target(
