@@ -10,8 +10,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 COMMAND = "import sys; from structured_voronoi.cli import main; main()"
+SCENE: dict[str, Any] = {
+    "points": [(-1.2, 0.9), (0.1, 1.3), (1.4, 0.4), (0.3, -0.2), (-0.7, -1.1)],
+    "weights": [5, 20, 30, 8, 25],
+}
+"""Cells of the playground."""
 
 
 @contextlib.contextmanager

@@ -155,6 +155,8 @@ def test_texts_are_drawn_stopped_and_downloaded(open_tab: OpenTab) -> None:
     expect(tab.locator(".chains li")).to_have_count(3, timeout=TIMEOUT)
     expect(tab.locator(".chains .lit").first).to_be_attached(timeout=TIMEOUT)  # a token has changed
     expect_text(tab.locator("#status"), "left")
+    labels = tab.locator("#log-targets g text").all_text_contents()
+    assert [label for label in labels if not re.fullmatch(r"[-−]?[0-9.]+", label)] == []
     save_screenshot(tab, "text-chains")
     tab.click("#stop")
     expect_text(tab.locator("#status"), "Stopped: 3 texts")
