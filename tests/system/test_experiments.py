@@ -85,7 +85,7 @@ def test_toy_report_has_all_samplers_and_settings(tmp_path: Path) -> None:
         assert names == {"vs", "vs_paper", "hmc", "mucola", "independent"}
 
 
-def test_crossings_are_right_where_they_are_exact_and_not_on_a_grid(tmp_path: Path) -> None:
+def test_exact_crossing_finder_is_correct_and_the_grid_is_not(tmp_path: Path) -> None:
     settings = crossings.Settings(
         runs=10, progress=False, embeddings=((6, 2), (100, 4)), step_sizes=(1.0,), reference_points=1000
     )

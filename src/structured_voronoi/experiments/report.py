@@ -54,6 +54,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return "\n".join(lines)
 
 
+def format_interval(interval: Sequence[float], digits: str = ".2f") -> str:
+    """A value with the ends of its interval, given as (value, low, high)."""
+    value, low, high = interval
+    return f"{value:{digits}} ({low:{digits}} – {high:{digits}})"
+
+
 def _without_nan(value: Any) -> Any:
     """Replace NaN and infinity, which JSON does not have, by None."""
     if isinstance(value, dict):

@@ -116,8 +116,8 @@ def find_start(
         _check_that_texts_end(problem, rng.fork("endings"), tokens)
     draws, is_relaxable = 0, problem.relaxed_target is not None and problem.is_autoregressive
     if is_relaxable:
-        tokens, redraws = _follow_relaxed_target(problem, rng, tokens)
         tokens = _fill_by_patterns(problem, rng.fork("patterns"), tokens)
+        tokens, redraws = _follow_relaxed_target(problem, rng, tokens)
     first = problem.evaluate(tokens, guidance)
     # if redraws along the relaxed target have found no start, blind draws will not
     while not first.possible.all() and draws < SEARCH_LIMITS.draws and not is_relaxable:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from structured_voronoi.experiments.control.draws import DrawAll, Draws, DrawTask
-from structured_voronoi.experiments.report import table
+from structured_voronoi.experiments.report import format_interval, table
 from structured_voronoi.metrics.divergence import difference
 from structured_voronoi.metrics.text import bootstrap_ratio, distinct, perplexity
 
@@ -77,8 +77,8 @@ def rejection_markdown(results: dict[str, Any]) -> str:
             f"{results['methods'][0]}{_describe_pilots(results)}.",
             table(header, body),
             f"Differences from rejection (95 % intervals): success {success[0]:+.3f} ({success[1]:+.3f} to "
-            f"{success[2]:+.3f}); energy {energy[0]:+.2f} ± {energy[1]:.2f}. Ratios: perplexity {ratio[0]:.3f} "
-            f"({ratio[1]:.3f} – {ratio[2]:.3f}), Dist-1 {dist[0]:.3f} ({dist[1]:.3f} – {dist[2]:.3f}).",
+            f"{success[2]:+.3f}); energy {energy[0]:+.2f} ± {energy[1]:.2f}. Ratios: perplexity "
+            f"{format_interval(ratio, '.3f')}, Dist-1 {format_interval(dist, '.3f')}.",
         ]
     )
 

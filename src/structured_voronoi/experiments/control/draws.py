@@ -73,7 +73,7 @@ class DrawTask:
     """Texts on which the lookahead of guided sampling is fitted; the time is reported separately."""
     prompt: str = ""
     pilot_prompt: str = ""
-    """Prompt for which the lookahead is fitted; it is used for all prompts."""
+    """Prompt for which the lookahead is fitted; the lookahead is used for all prompts."""
 
 
 Draws = dict[str, Any]
@@ -174,7 +174,11 @@ def _make_sampler(task: DrawTask, folders: TaskFolders) -> Sampler:
 
 
 def fudge_sampler(prefix: str, target: str, weight: float) -> Fudge:
-    """FUDGE with a prefix classifier, which is evaluated only for tokens of probability at least 1e-4 to save time."""
+    """FUDGE with a prefix classifier.
+
+    To save time, the classifier is evaluated only for those of the 200 most probable tokens whose probability is at
+    least 1e-4.
+    """
     predictor = partial(PrefixClassifier.load(Path(prefix)).log_prob, label=target)
     return Fudge(predictor, weight, min_probability=1e-4)
 

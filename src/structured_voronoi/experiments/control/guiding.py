@@ -33,7 +33,7 @@ def fit_guided(target: ControlledTarget, texts: int, seed: int) -> FittedGuided:
 def measure_guided(
     lookahead: Lookahead, target: ControlledTarget, texts: int, seed: int, tolerance: float = 0.003
 ) -> FittedGuided:
-    """Find the cap of a lookahead from the weights of ``texts`` / 2 proposals; it may be fitted to a similar target."""
+    """Find the cap of a lookahead from max(256, ``texts`` / 2) proposals; it may be fitted to a similar target."""
     problem = bind(target)
     rng = Rng(seed, max(256, texts // 2), "guiding", problem.device)
     log_weight = lookahead.draw(problem, rng.uniform(problem.length)).log_weight - log_bound(problem)

@@ -1,4 +1,4 @@
-"""SMC of genlm-control on our targets, if it is installed (`pip install 'structured-voronoi[peers]'`).
+"""SMC of genlm-control on this package's targets, if it is installed (`pip install 'structured-voronoi[peers]'`).
 
 Its language model is restricted to the target's allowed tokens and to exactly N tokens. The controls are its critic,
 which scores whole texts.

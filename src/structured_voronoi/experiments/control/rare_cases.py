@@ -72,7 +72,7 @@ class Models(NamedTuple):
     model: str
     guide: str
     prefix: str | None
-    """FUDGE's predictor of food, if there is one."""
+    """FUDGE's prefix classifier of food, if there is one."""
 
     def target(self, case: Case, length: int) -> ControlledTarget:
         return TextTarget(load(self.model), max_tokens=length).under(case.controls(self.guide))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from structured_voronoi.experiments.control.methods import ComparisonSettings
-from structured_voronoi.experiments.report import COLOURS, new_figure, table
+from structured_voronoi.experiments.report import COLOURS, format_interval, new_figure, table
 from structured_voronoi.metrics.text import bootstrap_mean, wilson
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ def average_table(rows: list[dict[str, Any]], published: dict[str, Any], energy_
         body.append(
             [
                 row["method"],
-                f"{success.mean:.2f} ({success.low:.2f} – {success.high:.2f})",
-                f"{ppl.mean:.2f} ({ppl.low:.2f} – {ppl.high:.2f})",
+                format_interval(success),
+                format_interval(ppl),
                 " / ".join(f"{value:.2f}" for value in row["distinct"]),
                 row["energy"],
                 row["evaluations"],

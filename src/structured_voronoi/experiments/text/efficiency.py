@@ -1,6 +1,7 @@
 """Efficiency of samplers of text at equal cost, started from ancestral texts.
 
-The cost of an evaluation of the language model is 1; with a backward pass it is ``gradient_cost``.
+Cost is the number of token positions that the language model evaluates, divided by N, so that an evaluation of a text
+costs 1. An evaluation with a backward pass costs ``gradient_cost``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from structured_voronoi.core.contracts import Sampler
 from structured_voronoi.engine.sampling import start_chains
-from structured_voronoi.experiments.report import table, write_report
+from structured_voronoi.experiments.report import format_interval, table, write_report
 from structured_voronoi.experiments.text.models import TextSettings, model_name, prepare_model, report_name
 from structured_voronoi.metrics.divergence import Interval
 from structured_voronoi.samplers.ancestral import Ancestral
@@ -155,10 +156,9 @@ def _measure_gradient_cost(target: TextTarget, tokens: Tensor) -> float:
 
 
 def _columns(row: dict[str, Any]) -> list[Any]:
-    effective = "{:.2f} ({:.2f} – {:.2f})".format(*row["effective"])
     return [
         *(row[key] for key in ("steps", "cost", "hamming", "distinct", "distinct_per_cost")),
-        effective,
+        format_interval(row["effective"]),
         row["seconds"],
     ]
 

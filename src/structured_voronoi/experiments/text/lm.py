@@ -12,7 +12,7 @@ import numpy as np
 
 from structured_voronoi.core.contracts import Start
 from structured_voronoi.engine.sampling import start_chains
-from structured_voronoi.experiments.report import COLOURS, new_figure, table, write_report
+from structured_voronoi.experiments.report import COLOURS, format_interval, new_figure, table, write_report
 from structured_voronoi.experiments.text.models import TextSettings, model_name, prepare_model, report_name
 from structured_voronoi.metrics.text import bootstrap_quantiles, perplexity, wasserstein
 from structured_voronoi.samplers.registry import text_sampler
@@ -48,7 +48,10 @@ class Settings:
     steps: dict[str, int] = field(default_factory=_steps)
     """Steps of samplers that start from ancestral texts."""
     steps_from_random: dict[str, int] = field(default_factory=_steps_from_random)
-    """Steps of the paper's methods, from random tokens. The paper's SVS evaluates about twenty texts per step."""
+    """Steps of the paper's methods, from random tokens.
+
+    The paper takes 500 steps; its SVS takes fewer here because it needs about 20 evaluations per step.
+    """
 
 
 def run(settings: Settings, out: Path) -> list[Path]:
@@ -111,7 +114,7 @@ def _markdown(results: dict[str, Any], stem: str, settings: Settings) -> str:
             row["steps"],
             row["evaluations"],
             row["wasserstein"],
-            *(f"{q:.3g} ({low:.3g} – {high:.3g})" for q, low, high in row["quantiles"]),
+            *(format_interval(quantile, ".3g") for quantile in row["quantiles"]),
             row["example"],
         ]
         for row in results["rows"]
