@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from structured_voronoi.core.errors import SamplingError as SamplingError
     from structured_voronoi.core.info import Info as Info
     from structured_voronoi.core.streams import Rng as Rng
+    from structured_voronoi.diagnostics.checks import DiagnosticSettings as DiagnosticSettings
     from structured_voronoi.diagnostics.checks import DiagnosticWarning as DiagnosticWarning
     from structured_voronoi.diagnostics.diagnosis import Diagnosis as Diagnosis
     from structured_voronoi.engine.checkpoint import CheckpointSettings as CheckpointSettings
@@ -95,6 +96,7 @@ _HOMES = {
     "Probability": "metrics.probability",
     "Diagnosis": "diagnostics.diagnosis",
     "DiagnosticWarning": "diagnostics.checks",
+    "DiagnosticSettings": "diagnostics.checks",
     "EngineSettings": "engine.settings",
     "CheckpointSettings": "engine.checkpoint",
     "LookaheadSettings": "lookahead.settings",

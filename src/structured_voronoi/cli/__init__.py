@@ -1,4 +1,4 @@
-"""The command `svs`, one file a command. They are imported when called, so that `svs --help` answers at once."""
+"""The command `svs`, one file per command. They are imported when called, so that `svs --help` starts quickly."""
 
 from __future__ import annotations
 
@@ -16,31 +16,32 @@ from cyclopts import App, CycloptsError, Parameter, Token
 
 app = App(
     name="svs",
-    help="""Draw samples under control, and prove that they follow the distribution they should.
+    help="""Exact samples of language models under control.
 
-    Start with `svs sample`, which draws texts from the bundled language model, `svs verify`, which checks every sampler
-    against known truth, or `svs reproduce toy`, which draws the paper's toy figures into ./results.""",
+    Start with `svs sample`, which draws texts from the bundled language model, `svs probability`, which estimates how
+    probable controls are, `svs verify`, which checks every sampler against known truth, or `svs reproduce toy`, which
+    writes the paper's toy figures into ./results.""",
     version_flags=["--version"],
     suppress_keyboard_interrupt=False,
     default_parameter=Parameter(negative=()),
 )
-train = App(name="train", help="Train models of your own.")
-models = App(name="models", help="Fetch pretrained models, once.")
-runs = App(name="runs", help="Look at runs that were kept with --checkpoint.")
+train = App(name="train", help="Train models and classifiers.")
+models = App(name="models", help="Download pretrained models.")
+runs = App(name="runs", help="Inspect checkpoints.")
 COMMANDS = (
-    (app, "sample", "sample:sample", "Draw texts from a language model, under control if you like."),
-    (app, "probability", "probability:probability", "Estimate how probable it is that a model satisfies controls."),
-    (app, "diagnose", "diagnose:diagnose", "Say whether a run can be trusted, from what it wrote."),
-    (app, "serve", "serve:serve", "Show the page: trajectories among cells, and texts under control by clicking."),
-    (app, "verify", "verify:verify", "Check every sampler against targets whose truth is known."),
+    (app, "sample", "sample:sample", "Draw texts from a language model, under controls if there are any."),
+    (app, "probability", "probability:probability", "Estimate how probable it is that a text satisfies controls."),
+    (app, "diagnose", "diagnose:diagnose", "Check a run for convergence and other problems."),
+    (app, "serve", "serve:serve", "Serve the web page: trajectories among cells, and texts under control."),
+    (app, "verify", "verify:verify", "Check every sampler against targets with known truth."),
     (app, "reproduce", "reproduce:reproduce", "Reproduce a table or figure of the paper, or one of ours."),
     (app, "ls", "ls:ls", "List models, samplers, targets, controls and experiments."),
-    (models, "get", "models:get", "Fetch a pretrained model into the user's cache."),
-    (models, "ls", "models:ls", "List the models that can be fetched, and where they are."),
-    (runs, "check", "runs:check", "Compare every file of a run with its checksum."),
-    (runs, "show", "runs:show", "Say what a run is and how far it has come."),
-    (train, "lm", "train:train_lm", "Train a small GPT-2 with a tokenizer of its own."),
-    (train, "classifier", "train:train_classifier", "Train a control from labelled texts of your own."),
+    (models, "get", "models:get", "Download a pretrained model into the user's cache."),
+    (models, "ls", "models:ls", "List the models that can be downloaded."),
+    (runs, "check", "runs:check", "Compare every file of a checkpoint with its checksum."),
+    (runs, "show", "runs:show", "Show what a checkpoint holds and its progress."),
+    (train, "lm", "train:train_lm", "Train a small GPT-2 and its tokenizer."),
+    (train, "classifier", "train:train_classifier", "Train a control from labelled texts."),
 )
 app.command(models)
 app.command(runs)
@@ -50,7 +51,7 @@ for parent, name, home, about in COMMANDS:
 
 
 def whole_number(type_: Any, tokens: Sequence[Token]) -> int:
-    """The whole number that an option was given in digits: to round 1.5 is to do what nobody asked for."""
+    """The whole number of an option, in digits; 1.5 is not rounded."""
     (token,) = tokens
     if not re.fullmatch(r"[+-]?[0-9](_?[0-9]){0,29}", token.value):
         from structured_voronoi.core.errors import SamplingError
@@ -63,11 +64,11 @@ def whole_number(type_: Any, tokens: Sequence[Token]) -> int:
 
 
 WHOLE = Parameter(converter=whole_number)
-"""Belongs to every option that is an int, or an int or nothing."""
+"""For every option that is an int, or an int or None."""
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, on which a command ends as it does on Ctrl-C."""
+    """Raised on SIGTERM: a command ends as on Ctrl-C."""
 
 
 def run(words: list[str], debug: bool = False) -> int:
@@ -107,20 +108,20 @@ def _error_line(error: Exception) -> str:
 
 
 def _parting_words(stop: KeyboardInterrupt, words: list[str]) -> str:
-    """What ended the command, what there is of it, as it has noted, and how to go on."""
+    """What interrupted the command, what is saved, and how to resume."""
     said = ["ended by SIGTERM" if isinstance(stop, Terminated) else "interrupted", *getattr(stop, "__notes__", ())]
     is_kept = any(word.partition("=")[0] == "--checkpoint" for word in words)
     if is_kept or (words[:1] == ["train"] and len(said) > 1):  # a training keeps itself
         missing = ["--resume"] if is_kept and "--resume" not in words else []
         command = shlex.join(["svs", *words, *missing])
-        said.append(f"go on with: {command}" if command.isprintable() else "go on with the same command and --resume")
+        said.append(f"resume with: {command}" if command.isprintable() else "resume with the same command and --resume")
     elif words[:1] in (["sample"], ["probability"], ["reproduce"]):
-        said.append("with --checkpoint DIR it could be resumed")
+        said.append("a run with --checkpoint DIR can be resumed")
     return "; ".join(said)
 
 
 def _show_full_help(words: list[str]) -> None:
-    """A command that is asked for help shows its whole docstring, not the line of the overview."""
+    """Show the whole docstring of a command in its help, not the line of the overview."""
     for parent, name, *_ in COMMANDS:
         if words[:-1] == [*([] if parent is app else parent.name), name] and words[-1] in ("--help", "-h"):
             parent[name].help = None
