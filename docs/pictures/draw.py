@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -213,7 +213,11 @@ def draw_lookahead() -> Figure:
     levels = Rng(5, 8).uniform(problem.length)
     guided = RecordingLookahead(lookahead.heads, lookahead.settings, lookahead.identity)
     texts = guided.draw(problem, levels).tokens
-    plain = RecordingLookahead(lookahead.heads, lookahead.settings, lookahead.identity)
+    # with exponent 1, the mean value of the next token is the estimated probability
+    estimates = replace(lookahead.settings, pattern_power=1.0)
+    along_guided = RecordingLookahead(lookahead.heads, estimates, lookahead.identity)
+    along_guided.score(problem, texts)
+    plain = RecordingLookahead(lookahead.heads, estimates, lookahead.identity)
     plain.score(problem, ancestral_draw(bind(target), Rng(6, 64)).tokens)
     figure, axes = new_figure(12.6, 4.4, ncols=2, width_ratios=(0.8, 1))
     shown = _most_changed_position(guided.weighed)
@@ -234,7 +238,7 @@ def draw_lookahead() -> Figure:
     for number in range(64):
         chances = [float(weighed.log_expected[number].exp()) / scale for weighed in plain.weighed]
         axes[1].plot(chances, color=GREY, linewidth=0.8, alpha=0.6, label="texts of the model" if number == 0 else None)
-    chances = [float(weighed.log_expected[row].exp()) / scale for weighed in guided.weighed]
+    chances = [float(weighed.log_expected[row].exp()) / scale for weighed in along_guided.weighed]
     axes[1].plot(chances, "o-", color=GREEN, linewidth=2, label="a guided text")
     words = [target.decode(token[None]) for token in texts[row]]
     axes[1].set_xticks(range(len(words)), words, rotation=45, ha="right", fontsize=9)
