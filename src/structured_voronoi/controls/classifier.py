@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Classifier:
-    """One label of a classifier. ``sv.Controlled`` binds it to its language model, whose tokens it must share.
+    """One label of a classifier. A target binds it to its language model, whose tokens it must share.
 
     A ``light`` classifier steers in forward guidance too, as its gradient needs no backward pass through the language
     model; a ``probe`` steers in full guidance only.

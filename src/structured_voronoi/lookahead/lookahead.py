@@ -57,8 +57,7 @@ class Lookahead:
     Examples
     --------
     >>> import structured_voronoi as sv
-    >>> model = sv.LanguageModel.load("bundled", length=6)
-    >>> target = sv.ControlledTarget(model, {sv.keyword("river"): 1.0})
+    >>> target = sv.load("bundled").target(controls=[sv.keyword("river")], max_tokens=6)
     >>> lookahead = sv.Lookahead.fit(target, texts=64, seed=0)
     >>> sorted(lookahead.heads)
     ['keyword=river']
