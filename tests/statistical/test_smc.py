@@ -60,11 +60,11 @@ def test_z_is_unbiased_on_a_table(lookahead: str, particles: int) -> None:
 @pytest.mark.slow
 def test_z_is_unbiased_on_texts() -> None:
     """The cache of the decoder follows its particles; the controls are two patterns and a black box."""
-    loaded = sv.load("bundled").target()
-    tokens = [loaded.tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in WORDS]
-    words = sv.LanguageModel(loaded.network, loaded.tokenizer).target("The Old Mill is a", max_tokens=3, allowed=tokens)
+    model = sv.load("bundled")
+    tokens = [model.tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in WORDS]
+    words = sv.TextTarget(model, "The Old Mill is a", max_tokens=3, allowed=tokens)
     pubs = Predicate(lambda text: 0.9 if text.count("pub") == 2 else 0.1, "pubs")
-    controls = {~sv.keyword("restaurant"): 1.0, sv.regex("cheap|and a$"): 1.0, pubs: 1.0}
+    controls = [~sv.keyword("restaurant"), sv.regex("cheap|and a$"), pubs]
     target = words.under(controls)
     truth = float(target.log_prob(texts_of(words)).double().exp().sum())
     sizes = dict.fromkeys((control.name for control in controls), "hidden")
