@@ -2,8 +2,8 @@
 
 Save the digests of one commit and compare those of another with them, on the same machine::
 
-    OMP_NUM_THREADS=1 python tests/golden/draws.py --save /tmp/digests.json
-    OMP_NUM_THREADS=1 python tests/golden/draws.py --compare /tmp/digests.json
+    OMP_NUM_THREADS=1 python tests/golden/draws.py --save digests.json
+    OMP_NUM_THREADS=1 python tests/golden/draws.py --compare digests.json
 
 A change that keeps the random streams keeps every digest. The last bits of matrix products differ between processors,
 so digests of different machines cannot be compared, and none are stored in the repository.

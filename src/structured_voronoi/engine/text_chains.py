@@ -174,7 +174,7 @@ def _batches(plan: Plan, first: int, count: int, split: int) -> Iterator[range]:
 
 
 def chain_status(batches: list[Batch], plan: Plan, target: TextTarget | ControlledTarget) -> str:
-    """One line: what was drawn, how well the chains mixed, and the cost."""
+    """One line: number of texts, R-hat, effective sample size, acceptance and evaluations."""
     first, last = (np.concatenate(part) for part in zip(*((one.first, one.last) for one in batches), strict=True))
     text = target.text if isinstance(target, ControlledTarget) else target
     is_token = np.ones_like(last, dtype=bool) if text.padding is None else (last != text.padding) | (first != last)

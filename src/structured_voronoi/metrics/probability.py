@@ -49,7 +49,7 @@ class Probability:
     pareto_k_error: float | None
     """Standard error of ``pareto_k``."""
     reliable: bool
-    """Whether the effective sample size and the weights are sufficient for the interval to be trusted."""
+    """True if the effective sample size is large enough and no weight dominates the sum."""
     evaluations: int
     """Texts drawn from proposals, including those for training."""
     texts: int

@@ -1,4 +1,4 @@
-"""Tokens of an autoregressive target: drawn anew, scored, and accepted by rejection."""
+"""Redraw, score and accept tokens of an autoregressive target."""
 
 from __future__ import annotations
 

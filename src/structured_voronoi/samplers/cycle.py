@@ -39,7 +39,7 @@ class Cycle:
     Raises
     ------
     SamplingError
-        For fewer samplers, or one that draws every text anew.
+        If there are fewer samplers, or one whose steps are independent draws.
 
     Examples
     --------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from structured_voronoi.core.contracts import SoftReading
-from structured_voronoi.core.streams import BLOCK, block_rows
+from structured_voronoi.core.streams import BLOCK, block_rows, widened
 from structured_voronoi.models.loading import head, hidden_states
 from structured_voronoi.targets.ending import Ending, log_of
 
@@ -32,6 +33,8 @@ class ScoredText:
     memory: int
     device: torch.device
     padding: int | None
+    ended: Callable[[Tensor], Tensor] | None
+    """Which texts are possible, where they must end."""
     input_map: Float[Tensor, "d d"] | None
 
     def _grad_of_rows(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -182,4 +185,6 @@ class ScoredText:
 
     def _log_ended(self, tokens: Int[Tensor, "chain n"]) -> Float[Tensor, " chain"]:
         """0 for texts that have ended if they must, -inf for others."""
-        raise NotImplementedError
+        if self.ended is None:
+            return widened(torch.zeros(len(tokens), device=tokens.device))
+        return log_of(self.ended(tokens))

@@ -17,7 +17,7 @@ from structured_voronoi.core.user_code import CONTROL_SECONDS
 from structured_voronoi.core.validation import check_choice, check_count, check_memory
 from structured_voronoi.models.loading import hidden_states
 from structured_voronoi.models.prompts import drops_space, encode_chat, encode_prompt, encode_suffix, end_of_turn
-from structured_voronoi.targets.ending import ENDING, Ending, Finish, checked_stops, end_tokens, log_of, make_ending
+from structured_voronoi.targets.ending import ENDING, Ending, Finish, checked_stops, end_tokens, make_ending
 from structured_voronoi.targets.growing import Growing
 from structured_voronoi.targets.scoring import ScoredText
 
@@ -80,7 +80,6 @@ class TextTarget(ScoredText):
         self.ending = self._make_ending()
         self.padding = None if self.ending is None else self.ending.padding
         self.ended = self.is_complete if finish == "stop" else None
-        """Which texts are possible, where they must end."""
 
     def under(self, controls: Controls, timeout: float | None = CONTROL_SECONDS) -> ControlledTarget:
         """The same texts under controls."""
@@ -240,11 +239,6 @@ class TextTarget(ScoredText):
             return ""
         share = float((~self.ended(tokens)).float().mean())
         return f"{share:.0%} of the last ones had not ended after {self.length} tokens"
-
-    def _log_ended(self, tokens: Int[Tensor, "chain n"]) -> Float[Tensor, " chain"]:
-        if self.ended is None:
-            return widened(torch.zeros(len(tokens), device=tokens.device))
-        return log_of(self.ended(tokens))
 
     @torch.no_grad()
     def conditionals(self, tokens: Int[Tensor, "chain n"], start: int) -> Float[Tensor, "chain rest token"]:
